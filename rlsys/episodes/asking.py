@@ -1,6 +1,5 @@
 """The `ask` of one episode: keeps the conversation, and the limits on turns and tokens."""
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -67,21 +66,23 @@ class EpisodeAsk:
         self.waiting = True
         try:
             turn = await self.sample(observation, room)
-        except asyncio.CancelledError:  # as by `wait_for`: the reply may still come, and belong to no ask
+            reply = self.read_reply(turn, len(self.replies))
+            self.conversation.add_reply(turn.tokens, reply)
+        except BaseException:  # as by `wait_for`: the turn was or will be sampled, and is no reply to any later ask
             self.closed = True
             raise
         finally:
             self.waiting = False
         self.length += len(observation) + len(turn.tokens)
         self.own_tokens += len(turn.tokens)
-        reply = self.read_reply(turn, len(self.replies))
-        self.conversation.add_reply(turn.tokens, reply)
         self.replies.append(reply)
         return reply
 
     def require_turn(self) -> None:
         if self.closed:
-            raise RuntimeError("ask was called after the episode had ended, or after an ask had been cancelled.")
+            raise RuntimeError(
+                "ask was called after the episode had ended, or after an ask had been cancelled or had failed."
+            )
         if self.waiting:
             raise RuntimeError(
                 "ask was called while an earlier ask of this episode waits for its reply. An episode is one sequence of "

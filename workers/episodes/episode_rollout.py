@@ -41,9 +41,11 @@ class OpenEpisode:
         return self.request.uid, self.request.index
 
     def rewind(self, turn: int) -> None:
-        """Forgets the turns from this one on."""
-        del self.turns[turn:]
-        self.tokens = [token for observation, sample in self.turns for token in (*observation, *sample.tokens.tolist())]
+        """Forgets the turns from this one on, and the half-written one behind them."""
+        if turn < len(self.turns):
+            del self.turns[turn:]
+            self.begun = None
+            self.tokens = [t for observation, sample in self.turns for t in (*observation, *sample.tokens.tolist())]
 
     def sample(self, finish: str, unfinished: bool = False) -> Sample:
         turns = [*self.turns, self.begun] if unfinished and self.begun else self.turns
@@ -153,21 +155,23 @@ class EpisodeRollout:
     def on_event(self, event: Event, generation: Generation) -> None:
         episode = self.by_number[event.number]
         if isinstance(event, Ended):
+            assert event.turns <= len(episode.turns), "the play got them from here"
             self.close(episode)
+            episode.rewind(event.turns)  # this play may have ended earlier than the one before
             self.finished.append(replace(episode.sample(event.finish), episode=event.episode))
-        elif episode.asked:  # it is played again: the turn that engines sample may still be what it asks for
-            episode.next_ask = event if event != episode.asked else None
+        elif event == episode.asked:  # it is played again, and asks for the turn that engines sample
+            episode.asked, episode.next_ask = event, None
+        elif episode.asked:
+            episode.next_ask = event
         else:
             self.ask(episode, event, generation)
 
     def ask(self, episode: OpenEpisode, asked: Asked, generation: Generation) -> None:
         """Requests the turn from the engines, after all earlier turns. A half-written turn is continued."""
         assert asked.turn <= len(episode.turns), "the turns before were answered"
-        if asked.turn < len(episode.turns):
-            episode.rewind(asked.turn)
-        observation, begun = episode.begun or ([], None)
-        if observation != asked.observation or asked.turn != len(episode.turns):
-            begun = None
+        episode.rewind(asked.turn)
+        if episode.begun and episode.begun[0] != asked.observation:
+            episode.begun = None
         episode.asked = asked
         self.sampled.add(episode.key)
         request = episode.request
@@ -181,7 +185,7 @@ class EpisodeRollout:
                 asked.max_tokens,
                 request.top_p,
                 request.top_k,
-                begun,
+                episode.begun[1] if episode.begun else None,
                 request.ignore_end,
             )
         )
@@ -200,7 +204,8 @@ class EpisodeRollout:
 
     def accept_turn(self, episode: OpenEpisode, sample: Sample, generation: Generation) -> None:
         assert episode.asked is not None
-        observation, episode.asked, episode.begun = episode.asked.observation, None, None
+        asked, observation = episode.asked, episode.asked.observation
+        episode.asked, episode.begun = None, None
         if next_ask := episode.next_ask:
             episode.next_ask = None
             self.ask(episode, next_ask, generation)
@@ -212,7 +217,7 @@ class EpisodeRollout:
             episode.turns.append((observation, sample))
             episode.tokens += observation
             episode.tokens += turn.tokens
-            self.pool.answer(Answer(episode.number, len(episode.turns) - 1, turn))
+            self.pool.answer(Answer(episode.number, asked.turn, turn, asked.history))
 
 
 def make_turn(observation: list[int], sample: Sample) -> Turn:

@@ -1,4 +1,8 @@
-"""Messages about an episode, by its number, between the driver, an episode worker and its process."""
+"""Messages about an episode, by its number, between the driver, an episode worker and its process.
+
+An episode that is played again may ask for something else than before. Then its turns have another `history`, and an
+answer to what it asked before is ignored, even if it comes to ask for the same later.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +20,7 @@ class Start:
     row: dict[str, Any]
     max_new_tokens: int  # of a turn
     turns: list[Turn] = field(default_factory=list)
+    history: int = 0  # how often it has asked for something else
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Answer:
     number: int
     index: int  # of the turn
     turn: Turn
+    history: int = 0  # of the `Asked`
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class Asked:
     turn: int
     observation: list[int]
     max_tokens: int
+    history: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class Ended:
     number: int
     finish: str
     episode: Episode
+    turns: int  # that the play got. An earlier play of the episode may have got more: they are dropped
 
 
 Event = Asked | Ended

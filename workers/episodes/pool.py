@@ -84,9 +84,10 @@ class EpisodePool:
         self.outbox[name].append(answer)
 
     def drop(self, number: int) -> None:
-        name = self.worker_of[number]
-        self.forget(name, number)
-        self.outbox[name].append(Drop(number))
+        """Ends an episode. It may have ended: after an error nobody handles the events that `poll` has returned."""
+        if name := self.worker_of.get(number):
+            self.forget(name, number)
+            self.outbox[name].append(Drop(number))
 
     def forget(self, name: str, number: int) -> None:
         del self.playing[name][number], self.worker_of[number]
@@ -136,7 +137,8 @@ class EpisodePool:
         if isinstance(event, Ended):
             self.forget(name, event.number)
             return True
-        turns = self.playing[name][event.number].turns
+        start = self.playing[name][event.number]
+        start.history, turns = event.history, start.turns
         if event.turn < len(turns) and turns[event.turn].observation == event.observation:
             return False  # a new worker asked before the answer to the old one reached it
         del turns[event.turn :]

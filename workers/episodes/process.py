@@ -7,7 +7,7 @@
            ◀── {"on": number}                        code of this episode runs from now on
            ◀── {"ask": number, "observation": […], "max_tokens": n}
            ◀── {"late": number}                      its time is over, and it has been cancelled
-           ◀── {"end": number, "finish": …, "verdict": …, "messages": …, "turn_scores": …}
+           ◀── {"end": number, "turns": n, "finish": …, "verdict": …, "messages": …, "turn_scores": …}
            ◀── {"retire": reason}                    it wants to be replaced; its other episodes are played again
 
 All episodes, and the tasks that they start, run in one event loop in the main thread. Answers are JSON: nothing that a
@@ -125,14 +125,14 @@ class EpisodeServer:
         self.running[number] = RunningEpisode(self, number, self.players[play], row, limits)
 
     def end(self, number: int, finish: str, verdict: Verdict | None, messages: list[Any], scores: list[Any]) -> None:
-        del self.running[number]
+        turns = len(self.running.pop(number).ask.replies)
         try:
             given = verdict and dataclasses.asdict(verdict)
-            self.send(end=number, finish=finish, verdict=given, messages=messages, turn_scores=scores)
+            self.send(end=number, turns=turns, finish=finish, verdict=given, messages=messages, turn_scores=scores)
         except BaseException as error:  # a message may hold anything, and what it holds may raise anything
             verdict = exception_verdict("the messages of the episode cannot be sent", error, ())
             given = dataclasses.asdict(verdict)
-            self.send(end=number, finish=finish, verdict=given, messages=[], turn_scores=[])
+            self.send(end=number, turns=turns, finish=finish, verdict=given, messages=[], turn_scores=[])
         if verdict and verdict.failure == "memory":
             self.retire("it ran out of memory")
         elif self.threads.are_lost(self.running):

@@ -104,7 +104,7 @@ class EpisodeRunner(ProcessSupervisor):
         if not self.started:
             self.started = True
             self.start_spare()  # not earlier: when a run starts, others need the cores
-        played.asked, played.ran, played.waits, played.late = 0, False, False, False
+        played.asked, played.ran, played.late = 0, False, False
         played.outside_s = 0.0
         self.playing[start.number] = played
         self.begin_step(played)
@@ -159,7 +159,7 @@ class EpisodeRunner(ProcessSupervisor):
             self.running = None
             verdict = message["verdict"] and Verdict(**message["verdict"])
             episode = Episode(verdict, message["messages"], message["turn_scores"])
-            self.events_queue.put(Ended(message["end"], message["finish"], episode))
+            self.events_queue.put(Ended(message["end"], message["finish"], episode, message["turns"]))
 
     def on_ask(self, played: Played, observation: list[int], max_tokens: int) -> None:
         self.running = None
@@ -170,9 +170,10 @@ class EpisodeRunner(ProcessSupervisor):
             return self.send_turn(played, turns[asked])
         played.waits = True
         if played.requested != (asked, observation):
+            played.start.history += played.requested is not None or asked < len(turns)
             del turns[asked:]
             played.requested = asked, observation
-            self.events_queue.put(Asked(number, asked, observation, max_tokens))
+            self.events_queue.put(Asked(number, asked, observation, max_tokens, played.start.history))
 
     # --- deadlines and crashes ---------------------------------------------------------------------------------------
 
@@ -215,6 +216,8 @@ class EpisodeRunner(ProcessSupervisor):
                 if played.crashes >= MAX_CRASHES:
                     failed[played] = "crash", f"the episode process ended: {exit_status}"
         replayed = [p for p in self.playing.values() if p not in failed]
+        for played in replayed:
+            played.waits = False  # an answer is kept for it until the next process plays it
         self.playing, self.working, self.outgoing = {}, set(), []
         for played, (failure, detail) in failed.items():
             self.fail(played, failure, f"{detail}, after turn {played.asked}" if played.asked else detail)
@@ -223,14 +226,16 @@ class EpisodeRunner(ProcessSupervisor):
     def fail(self, played: Played, failure: str, detail: str) -> None:
         episode = Episode(Verdict(None, failure=failure, detail=detail), [], [])
         finish = "time" if failure == "timeout" else "stop"
-        self.events_queue.put(Ended(played.start.number, finish, episode))
+        self.events_queue.put(Ended(played.start.number, finish, episode, played.asked - played.waits))
 
     def fail_work(self, error: Exception) -> None:
         self.events_queue.put(error)
 
 
 def is_wanted(answer: Answer, played: Played) -> bool:
-    """False if the episode was played again before the answer arrived, and now asks for something else."""
+    """False if the episode was played again before the answer arrived, and has asked for something else."""
+    if answer.history != played.start.history:
+        return False
     if played.requested:
         return played.requested == (answer.index, answer.turn.observation)
     return answer.index == len(played.start.turns)

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from rlsys.config.schema import Config
-from rlsys.types import Prompt, Request, Sample
+from rlsys.types import Episode, Prompt, Request, Sample
 from workers.episodes.episode_rollout import EpisodeRollout, OpenEpisode
-from workers.episodes.messages import Asked
+from workers.episodes.messages import Asked, Ended
 from workers.episodes.pool import EpisodePool
 from workers.episodes.worker import RAY_OPTIONS, EpisodeWorker
 from workers.supervision.process_registry import read_process_info
@@ -26,12 +26,13 @@ GAME = """
 import asyncio, random
 
 async def play(row, ask):
-    for turn in range(5):
-        await ask(f"{random.SystemRandom().randrange(100) if row['rolls'] else turn}>")
+    luck = random.SystemRandom() if row["rolls"] else random.Random(row["seed"])
+    for turn in range(luck.randint(1, 8)):
+        await ask(f"{luck.randrange(100)}>" if turn else "1>")
         await asyncio.sleep(0.02)
     return 1.0
 """
-TURNS, EPISODES = 5, 60
+EPISODES = 60
 FIRST, LAST = 2, 11  # tokens of the tiny model that are digits
 
 
@@ -102,7 +103,7 @@ def require_whole(sample: Sample) -> None:
     assert sample.episode
     assert sample.episode.verdict
     assert sample.episode.verdict.score == 1.0, sample.episode.verdict
-    assert len(sample.turns) == TURNS
+    assert len(sample.turns) == len(sample.episode.turn_scores)
     sequence: list[int] = []
     for observation, own in sample.turns:
         sequence += observation.tolist()
@@ -116,11 +117,11 @@ def require_whole(sample: Sample) -> None:
 def test_every_killed_worker_and_process_is_replaced_and_every_episode_is_whole(
     pool: tuple[EpisodePool, list[str]], tmp_path: Path, rolls: bool
 ) -> None:
-    """A random game asks for something else when it is played again: the turns from there on are sampled again."""
+    """A random game asks for something else when it is played again, or ends elsewhere."""
     episodes, replaced = pool
     rollout = EpisodeRollout(PlainEngines(), episodes)  # type: ignore[arg-type]
     play = f"{tmp_path}/game.py:play"
-    prompts = [Prompt(f"p{i}", "zigzag", "", [], {"rolls": rolls}, play=play) for i in range(EPISODES)]
+    prompts = [Prompt(f"p{i}", "zigzag", "", [], {"rolls": rolls, "seed": i}, play=play) for i in range(EPISODES)]
     requests = [Request(p.uid, 0, [], i, 1.0, 8, prompt=p) for i, p in enumerate(prompts)]
     rng, killed = random.Random(1), []
     for round_number in range(4):
@@ -168,3 +169,37 @@ def test_a_new_worker_that_asks_for_what_engines_sample_gets_it() -> None:
     assert len(requests) == 1
     assert [(a.index, a.turn.tokens) for a in answers] == [(0, [4])]
     assert episode.sample("stop").sequence.tolist() == [7, 4]
+
+
+def test_a_half_written_turn_is_no_beginning_of_an_earlier_one() -> None:
+    """It was the third turn, and the episode asks for the same in place of its second."""
+    rollout, episode = EpisodeRollout(None, None), OpenEpisode(1, Request("p0", 0, [], 5, 1.0, 8))  # type: ignore[arg-type]
+    rollout.by_number[1] = episode
+    turn = Sample("p0", 0, "", np.array([4], dtype=np.int32), np.zeros(1, dtype=np.float32), "stop", 0)
+    episode.turns, episode.tokens, episode.begun = [([7], turn), ([8], turn)], [7, 4, 8, 4], ([9], turn)
+    requests: list[Request] = []
+    rollout.on_event(Asked(1, 1, [9], 8), SimpleNamespace(add=requests.append))  # type: ignore[arg-type]
+    assert [(request.tokens, request.partial) for request in requests] == [([7, 4, 9], None)]
+
+
+def test_an_error_is_not_hidden_by_episodes_that_have_ended_meanwhile() -> None:
+    class Pool(EpisodePool):
+        def __init__(self) -> None:
+            self.playing, self.worker_of = {"episode-0": {}}, {}  # type: ignore[var-annotated]
+            self.waiting, self.outbox = {"episode-0": set()}, {"episode-0": []}
+            self.timers = {"episode-0": SimpleNamespace(reset=lambda: None)}  # type: ignore[dict-item]
+
+        def poll(self) -> list[Any]:
+            ends = [Ended(number, "stop", Episode(None, [], []), 0) for number in (1, 2)]
+            return [event for event in ends if self.note_event("episode-0", event)]
+
+        def flush(self) -> None:
+            pass
+
+    class Broken(EpisodeRollout):
+        def on_event(self, event: Any, generation: Any) -> None:
+            raise ValueError("the first error")
+
+    requests = [Request("p0", i, [], i, 1.0, 8, prompt=Prompt("p0", "x", "", [], {}, play="f")) for i in range(2)]
+    with pytest.raises(ValueError, match="the first error"):
+        list(Broken(PlainEngines(), Pool()).generate(requests))  # type: ignore[arg-type]
