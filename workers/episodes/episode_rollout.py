@@ -24,17 +24,28 @@ Key = tuple[str, int]  # uid and index of a sample
 NO_LOGPROBS = np.zeros(0, dtype=np.float32)
 
 
+SampledTurn = tuple[list[int], Sample]  # observation, and what the engine wrote
+
+
+@dataclass(frozen=True)
+class StoppedEpisode(Sample):
+    """An episode that was stopped early. It goes on if it is the `partial` of a later request."""
+
+    played: tuple[SampledTurn, ...] = ()
+    begun: SampledTurn | None = None  # a half-written turn
+
+
 @dataclass(eq=False)
 class OpenEpisode:
-    """An episode that is being played, or was stopped early."""
+    """An episode that is being played."""
 
     number: int
     request: Request
     tokens: list[int] = field(default_factory=list)  # of its turns, and of the observations before them
-    turns: list[tuple[list[int], Sample]] = field(default_factory=list)  # observation, and what the engine wrote
+    turns: list[SampledTurn] = field(default_factory=list)
     asked: Asked | None = None  # the turn that engines sample
     next_ask: Asked | None = None  # replaces `asked`, whose turn is no longer wanted
-    begun: tuple[list[int], Sample] | None = None  # a half-written turn, as in `turns`
+    begun: SampledTurn | None = None  # a half-written turn
 
     @property
     def key(self) -> Key:
@@ -45,12 +56,17 @@ class OpenEpisode:
         if turn < len(self.turns):
             del self.turns[turn:]
             self.begun = None
-            self.tokens = [t for observation, sample in self.turns for t in (*observation, *sample.tokens.tolist())]
+            self.tokens = tokens_of(self.turns)
 
-    def sample(self, finish: str, unfinished: bool = False) -> Sample:
-        turns = [*self.turns, self.begun] if unfinished and self.begun else self.turns
-        uid, index = self.key
-        return join_turns(turns, Sample(uid, index, "", NO_TOKENS, NO_LOGPROBS, finish, 0))
+    def sample(self, finish: str) -> Sample:
+        return join_turns(self.turns, Sample(*self.key, "", NO_TOKENS, NO_LOGPROBS, finish, 0))
+
+    def stopped(self) -> Sample:
+        turns = [*self.turns, self.begun] if self.begun else self.turns
+        empty = StoppedEpisode(
+            *self.key, "", NO_TOKENS, NO_LOGPROBS, "cut", 0, played=tuple(self.turns), begun=self.begun
+        )
+        return join_turns(turns, empty)
 
 
 class EpisodeRollout:
@@ -60,7 +76,6 @@ class EpisodeRollout:
         self.engines, self.pool = engines, pool
         self.by_number: dict[int, OpenEpisode] = {}
         self.by_key: dict[Key, OpenEpisode] = {}
-        self.stopped: dict[Key, OpenEpisode] = {}  # early: they may go on in the next `generate`
         self.sampled: set[Key] = set()  # turns that engines sample; those of a closed episode may still come
         self.last_number = 0
         self.finished: list[Sample] = []
@@ -79,7 +94,7 @@ class EpisodeRollout:
 
     def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
         """Yields samples as they finish. All episodes begin at once; engines take their turns as they have room."""
-        self.stopping, self.finished = False, []
+        self.stopping, self.finished, self.sampled = False, [], set()
         generation = self.engines.begin([r for r in requests if r.prompt is None], self.wait_s)
         self.pool.wake = generation.wake
         self.next_exchange = 0.0
@@ -87,7 +102,6 @@ class EpisodeRollout:
             for r in requests:
                 if r.prompt is not None:
                     self.begin(r)
-            self.stopped.clear()
             self.pool.flush()
             for samples in generation.run():
                 self.accept(samples, generation)
@@ -119,9 +133,9 @@ class EpisodeRollout:
         assert request.prompt is not None
         self.last_number += 1
         episode = OpenEpisode(self.last_number, request)
-        before = self.stopped.get(episode.key) if request.partial else None
-        if before:
-            episode.turns, episode.tokens, episode.begun = before.turns, before.tokens, before.begun
+        if isinstance(request.partial, StoppedEpisode):
+            episode.turns, episode.begun = list(request.partial.played), request.partial.begun
+            episode.tokens = tokens_of(episode.turns)
         self.by_number[episode.number] = self.by_key[episode.key] = episode
         prompt, turns = request.prompt, [make_turn(observation, sample) for observation, sample in episode.turns]
         row = prompt.row | ({"prompt": prompt.messages} if prompt.messages else {})
@@ -137,9 +151,8 @@ class EpisodeRollout:
     def stop(self, episode: OpenEpisode) -> None:
         """Stops an episode early. Later it is played again, with the turns sampled so far."""
         self.drop(episode)
-        sample = episode.sample("cut", unfinished=True)
+        sample = episode.stopped()
         if len(sample.tokens):
-            self.stopped[episode.key] = episode
             self.finished.append(sample)
 
     def stop_idle(self, generation: Generation) -> None:
@@ -218,6 +231,10 @@ class EpisodeRollout:
             episode.tokens += observation
             episode.tokens += turn.tokens
             self.pool.answer(Answer(episode.number, asked.turn, turn, asked.history))
+
+
+def tokens_of(turns: list[SampledTurn]) -> list[int]:
+    return [token for observation, sample in turns for token in (*observation, *sample.tokens.tolist())]
 
 
 def make_turn(observation: list[int], sample: Sample) -> Turn:

@@ -34,7 +34,7 @@ class Generation:
         self.engines, self.watchdog = engines, watchdog
         self.scheduler = RequestScheduler(requests, max_running)
         self.streams = EngineStreams(watchdog)
-        self.failed_attempts: Counter[tuple[str, int]] = Counter()  # by uid and index of a sample
+        self.failed_attempts: Counter[tuple[str, int]] = Counter()  # of pending requests, by uid and index
         self.more, self.stop_requested = more, False
         self.engine_by_sample: dict[tuple[str, int], str] = {}  # which engine has the turns of an episode in its cache
 
@@ -48,6 +48,8 @@ class Generation:
             elif isinstance(samples, Exception):
                 raise samples
             elif samples or self.more():
+                for sample in samples if self.failed_attempts else ():
+                    del self.failed_attempts[sample.uid, sample.index]  # an episode's next turn is another request
                 if self.more():
                     self.engine_by_sample.update(((s.uid, s.index), name) for s in samples)
                 yield samples

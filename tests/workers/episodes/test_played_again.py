@@ -73,13 +73,13 @@ class RunnerPool(EpisodePool):
 
 
 class Engines:
-    """Write `5 6 1` as each turn, and take their time for turn `held`: with it `stop_early` finds a half-written turn.
+    """Write `5 6 1` as each turn, and take their time for turn `held`: with it `stop_early` finds half-written turns.
 
-    Single answers are finished when that turn is asked for.
+    Single answers are finished when all episodes have asked for that turn.
     """
 
-    def __init__(self, held: int = -1):
-        self.held = held
+    def __init__(self, held: int = -1, episodes: int = 0):
+        self.held, self.episodes = held, episodes
 
     def begin(self, requests: list[Request], more: Callable[[], float]) -> "Engines":
         self.answers, self.more, self.stopping = requests, more, False
@@ -91,7 +91,7 @@ class Engines:
         while self.running or self.answers or self.more():
             time.sleep(0.005)
             ready = [r for r in self.running if self.stopping or self.asked[r.uid, r.index] != self.held + 1]
-            held = len(ready) < len(self.running)
+            held = len(self.running) - len(ready) == self.episodes > 0
             self.running = [r for r in self.running if r not in ready]
             answers = self.answers if held or not self.more() else []
             self.answers = [] if answers else self.answers
@@ -152,36 +152,60 @@ PLAYED_AGAIN = {  # what the second play does: its turns, and the turns of which
 }
 
 
-@pytest.mark.parametrize("kind", ["crashed", "stopped early"])
-@pytest.mark.parametrize("second", PLAYED_AGAIN.values(), ids=PLAYED_AGAIN.keys())
-def test_an_episode_has_the_turns_of_its_last_play(
-    tmp_path: Path, tiny_model: str, kind: str, second: dict[str, Any]
-) -> None:
-    """The first play has three turns, and a half-written fourth; or four, and its process dies."""
-    s = game(tmp_path, tiny_model, "changes", max_turns=8)
-    row = {"mark": str(tmp_path / "mark"), "turns": 0, "differs": -1, "raises": False} | second
-    episode = Request("p0", 0, [], 1, 1.0, 8, prompt=Prompt("p0", "x", "", [], row, play=s.plays[0]))
-    answer = Request("answer", 0, [3], 1, 1.0, 8)
-    with runner(s) as episodes:
-        engines = Engines(held=3 if kind == "stopped early" else -1)
-        rollout = EpisodeRollout(engines, RunnerPool(episodes))  # type: ignore[arg-type]
-        samples: dict[str, Sample] = {}
-        for some in rollout.generate([answer, episode]):
-            samples |= {sample.uid: sample for sample in some}
-            if kind == "stopped early":
-                rollout.stop_early()
-        if kind == "stopped early":
-            assert samples["p0"].finish == "cut"
-            assert samples["p0"].tokens.tolist() == [5, 6, 1] * 3 + [5, 6]
-            list(rollout.generate([replace(answer, uid="evaluated")]))  # what is half-played stays
-            rollout.engines = Engines()  # type: ignore[assignment]
-            [[samples["p0"]]] = rollout.generate([replace(episode, partial=samples["p0"])])
-    sample = samples["p0"]
+def row_of(second: dict[str, Any], mark: Path) -> dict[str, Any]:
+    return {"mark": str(mark), "turns": 0, "differs": -1, "raises": False} | second
+
+
+def require_second_play(sample: Sample) -> None:
     require_one_play(sample)
-    assert sample.tokens.tolist() == [5, 6, 1] * second["turns"]
+    row = row_of(PLAYED_AGAIN[sample.uid], Path())
+    assert sample.tokens.tolist() == [5, 6, 1] * row["turns"]
     assert sample.episode
     assert sample.episode.verdict
     assert sample.episode.verdict.failure == ("exception" if row["raises"] else "" if row["turns"] else "invalid")
+
+
+@pytest.mark.parametrize(
+    "kind", ["ends before its first ask", "asks for something else, and ends", "fails after a turn"]
+)
+def test_an_episode_whose_process_died_has_the_turns_of_its_second_play(
+    tmp_path: Path, tiny_model: str, kind: str
+) -> None:
+    """The first play had four."""
+    s = game(tmp_path, tiny_model, "changes", max_turns=8)
+    row = row_of(PLAYED_AGAIN[kind], tmp_path / "mark")
+    with runner(s) as episodes:
+        rollout = EpisodeRollout(Engines(), RunnerPool(episodes))  # type: ignore[arg-type]
+        request = Request(kind, 0, [], 1, 1.0, 8, prompt=Prompt(kind, "x", "", [], row, play=s.plays[0]))
+        [sample] = [sample for some in rollout.generate([request]) for sample in some]
+    require_second_play(sample)
+
+
+def test_episodes_that_were_stopped_early_have_the_turns_of_their_second_play(tmp_path: Path, tiny_model: str) -> None:
+    """The first plays had three, and a half-written fourth. An evaluation in between loses none of them."""
+    s = game(tmp_path, tiny_model, "changes", max_turns=8)
+    answer = Request("answer", 0, [3], 1, 1.0, 8)
+    requests = []
+    for i, (kind, second) in enumerate(PLAYED_AGAIN.items()):
+        prompt = Prompt(kind, "x", "", [], row_of(second, tmp_path / f"mark{i}"), play=s.plays[0])
+        requests.append(Request(kind, 0, [], 1, 1.0, 8, prompt=prompt))
+    with runner(s) as episodes:
+        rollout = EpisodeRollout(Engines(3, len(requests)), RunnerPool(episodes))  # type: ignore[arg-type]
+        stopped: dict[str, Sample] = {}
+        for some in rollout.generate([answer, *requests]):
+            stopped |= {sample.uid: sample for sample in some}
+            rollout.stop_early()
+        rollout.engines = Engines()  # type: ignore[assignment]
+        assert len(list(rollout.generate([answer]))) == 1
+        for request in requests:
+            assert stopped[request.uid].finish == "cut"
+            assert stopped[request.uid].tokens.tolist() == [5, 6, 1] * 3 + [5, 6]
+        again = [replace(request, partial=stopped[request.uid]) for request in requests]
+        for sample in [sample for some in rollout.generate(again) for sample in some]:
+            require_second_play(sample)
+            row = row_of(PLAYED_AGAIN[sample.uid], tmp_path)
+            kept = row["differs"] if row["differs"] >= 0 else 3
+            assert rollout.engines.asked[sample.uid, 0] == max(0, row["turns"] - kept)  # type: ignore[attr-defined]
 
 
 def test_one_that_blocks_its_process_mixes_no_plays_of_the_others(tmp_path: Path, tiny_model: str) -> None:
