@@ -15,7 +15,13 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Metrics = dict[str, float]  # by name
 NO_TOKENS: Ints = np.zeros(0, dtype=np.int32)
-TRUNCATIONS = ("length", "turns", "tokens", "window")  # a `finish` at a limit: of the last turn, or of an episode
+TRUNCATIONS = (
+    "length",
+    "turns",
+    "tokens",
+    "window",
+    "time",
+)  # a `finish` at a limit: of the last turn, or of an episode
 
 
 @dataclass(frozen=True)
@@ -100,10 +106,10 @@ class Sample:
     text: str  # without special tokens
     tokens: Ints  # [C], with the end-of-sequence token, or those of the stop string
     logprobs: Floats  # [C] rollout log-probs: the engine's
-    finish: str  # stop | length | cut: unfinished, see `Rollout.stop_early` | in episodes also turns | tokens | window
+    finish: str  # stop | length | cut: unfinished, see `Rollout.stop_early` | in episodes also turns | tokens | window | time
     version: int  # of the weights that sampled it; the oldest if they changed meanwhile
     changes: tuple[tuple[int, int], ...] = ()  # (token, version): from that token on, newer weights sampled it
-    observations: tuple[Observation, ...] = ()  # by `at`, which differ
+    observations: tuple[Observation, ...] = ()  # by `at`; equal ones have an empty turn between them
     episode: Episode | None = None
 
     @property
@@ -127,13 +133,16 @@ class Sample:
         if not self.observations:
             return [(NO_TOKENS, self.tokens)]
         answers = [NO_TOKENS, *(o.tokens for o in self.observations)]
-        return [(before, own) for before, own in zip(answers, self._split_at_observations(), strict=True) if len(own)]
+        turns = list(zip(answers, self._split_at_observations(), strict=True))
+        first = int(self.observations[0].at == 0)
+        return turns[first : first + self.turn_count]
 
     @property
     def turn_count(self) -> int:
         """The number of `turns`."""
-        ends = [*(o.at for o in self.observations), len(self.tokens)]
-        return sum(end > start for start, end in pairwise([0, *ends])) if self.observations else 1
+        if not self.observations:
+            return 1
+        return int(self.observations[0].at > 0) + sum(o.at < len(self.tokens) for o in self.observations)
 
     def _split_at_observations(self) -> list[Ints]:
         places = [0, *(o.at for o in self.observations), len(self.tokens)]

@@ -7,7 +7,7 @@ in Zeng et al. 2025, arXiv 2505.11821.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -40,8 +40,5 @@ def turn_rows(rewards: Tensor, groups: Tensor, samples: Sequence[Sample], use_sc
 
 
 def turn_lengths(sample: Sample) -> list[int]:
-    """The model's tokens in each turn. Every turn follows an observation; a single answer is one turn."""
-    starts = [o.at for o in sample.observations] or [0]
-    if len(starts) > 1 and starts[-1] == len(sample.tokens):  # the environment spoke last
-        starts.pop()
-    return [end - start for start, end in pairwise([*starts, len(sample.tokens)])]
+    """The model's tokens in each turn. A single answer is one turn."""
+    return [len(own) for _, own in sample.turns]

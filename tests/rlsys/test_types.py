@@ -8,7 +8,15 @@ from rlsys.types import Observation, Sample
 
 @pytest.mark.parametrize(
     ("finish", "truncated"),
-    [("stop", False), ("cut", False), ("length", True), ("turns", True), ("tokens", True), ("window", True)],
+    [
+        ("stop", False),
+        ("cut", False),
+        ("length", True),
+        ("turns", True),
+        ("tokens", True),
+        ("window", True),
+        ("time", True),
+    ],
 )
 def test_a_sample_that_ended_at_a_limit_is_truncated(finish, truncated):
     assert Sample("p", 0, "", np.ones(1, np.int32), np.zeros(1, np.float32), finish, 0).truncated is truncated
@@ -22,6 +30,8 @@ def test_a_sample_that_ended_at_a_limit_is_truncated(finish, truncated):
         ([1], 2, "axybc", "axyb"),
         ([0, 1], 2, "xyaxybc", "xyaxyb"),
         ([0, 3], 1, "xyabcxy", "xyab"),  # the last word of the environment has no turn
+        ([0, 1, 1], 3, "xyaxyxybc", "xyaxyxyb"),  # between both there is an empty turn
+        ([0, 0, 3, 3], 2, "xyxyabcxyxy", "xyxyab"),
     ],
 )
 def test_turns_sequence_and_inputs_of_three_own_tokens_and_what_an_environment_said(places, turns, sequence, inputs):
