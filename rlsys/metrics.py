@@ -68,7 +68,7 @@ def batch_metrics(batch: Batch, by_component: bool = False) -> Metrics:
     metrics |= {f"failure/{reason}": float(n) for reason, n in batch.failures.items()}
     if batch.deferred:
         metrics["groups/deferred"] = float(len(batch.deferred))
-    return metrics | component_metrics(batch) | episode_figures(batch.samples)
+    return metrics | component_metrics(batch) | episode_figures(batch.samples, [s for s, _ in batch.failed])
 
 
 def component_metrics(batch: Batch) -> Metrics:

@@ -8,16 +8,21 @@ from typing import Any
 from rlsys.types import TRUNCATIONS, Episode, Metrics, Sample
 
 
-def episode_figures(samples: Sequence[Sample]) -> Metrics:
-    """Returns means and shares over the episodes among the samples. Empty if all are single answers."""
+def episode_figures(samples: Sequence[Sample], failed: Sequence[Sample] = ()) -> Metrics:
+    """Returns means and shares over the episodes among the samples. Empty if all are single answers.
+
+    Of those whose verdict failed, the ones that ended at the limit of time are among the shares.
+    """
     episodes = [(sample, sample.episode) for sample in samples if sample.episode]
     if not episodes:
         return {}
+    scored = {(s.uid, s.index) for s in samples}
     ends = Counter(sample.finish for sample, _ in episodes)
+    ends["time"] += sum(s.finish == "time" and (s.uid, s.index) not in scored for s in failed)
     return {
         "episode/turns": fmean([sample.turn_count for sample, _ in episodes]),
         "episode/observed_tokens": fmean([sample.observed_tokens for sample, _ in episodes]),
-        **{f"episode/finish/{reason}": ends[reason] / len(episodes) for reason in ("stop", *TRUNCATIONS)},
+        **{f"episode/finish/{reason}": ends[reason] / ends.total() for reason in ("stop", *TRUNCATIONS)},
         **call_figures([episode for _, episode in episodes]),
     }
 

@@ -187,7 +187,7 @@ def score_prompts(
             name: MeanWithInterval(float(np.nanmean(column)), float(low), float(high), int((~np.isnan(column)).sum()))
             for (name, column), (low, high) in zip(values.items(), bounds, strict=True)
         },
-        episodes=episode_figures(samples),
+        episodes=episode_figures(samples, failed),
     )
 
 

@@ -7,7 +7,12 @@ from rlsys.types import TRUNCATIONS
 
 WAITING = 1 / 3  # share of time
 UNREADABLE = 0.9  # share of tool calls that cannot be read
-LIMITS = {"turns": "episode.max_turns", "tokens": "episode.max_tokens", "window": "episode.window"}  # by finish
+LIMITS = {  # by finish
+    "turns": "episode.max_turns",
+    "tokens": "episode.max_tokens",
+    "window": "episode.window",
+    "time": "episode.step_timeout_s or episode.timeout_s",
+}
 
 
 def cut_episodes(run: RunData) -> Findings:

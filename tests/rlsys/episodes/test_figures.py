@@ -1,5 +1,7 @@
 """The figures of episodes, against ones that were counted by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,7 +52,17 @@ def test_turns_ends_and_observed_tokens_are_means_over_the_episodes_alone():
         "episode/finish/turns": 0.5,
         "episode/finish/tokens": 0.0,
         "episode/finish/window": 0.25,
+        "episode/finish/time": 0.0,
     }
+
+
+def test_an_episode_whose_time_was_over_has_a_share_once_with_or_without_a_score():
+    late = replace(play("time", [1], [1]), uid="late")
+    for figures in (
+        episode_figures([play("stop", [1], [1])], [late, replace(play("stop", [1], [1]), uid="broken")]),
+        episode_figures([play("stop", [1], [1]), late], [late]),  # reward.on_failure has given it a score
+    ):
+        assert (figures["episode/finish/stop"], figures["episode/finish/time"]) == (0.5, 0.5)
 
 
 def test_calls_are_counted_by_tool_and_those_that_cannot_be_read_by_themselves():
