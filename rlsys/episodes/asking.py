@@ -62,6 +62,11 @@ class EpisodeAsk:
         observation = self.conversation.continue_with(content) if self.replies else self.conversation.open(content)
         if not observation and not self.replies:
             raise ValueError("the first ask has no tokens: ask for something")
+        if not self.replies and len(observation) >= self.limits.window:
+            raise ValueError(
+                f"the first ask has {len(observation):,} tokens and leaves no room for a reply: episode.window is "
+                f"{self.limits.window:,}. Ask for less, leave the row out, or raise episode.window."
+            )
         room = self.room_for_turn(len(observation))
         self.waiting = True
         try:

@@ -77,8 +77,8 @@ class Player:
 
     def read_verdict(self, returned: Any, ask: EpisodeAsk) -> Verdict | None:
         """What the function returned, with the scores of turns. None: it leaves the score to the reward functions."""
-        if not ask.replies and not ask.over:
-            return invalid_verdict(f"{self.name} returned without asking the model.")
+        if not ask.replies:
+            return invalid_verdict(f"{self.name} returned without a reply of the model.")
         if wrong := next((r for r in ask.replies if not is_number(r.turn_score)), None):
             return invalid_verdict(
                 f"{self.name}: a turn has the score {show(wrong.turn_score)}; it must be a finite number."

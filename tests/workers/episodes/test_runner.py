@@ -102,6 +102,15 @@ async def asks_a_long_one(row, ask):
     await ask("1>")
     await ask("2" * 500)
 
+async def begins_with_a_long_one(row, ask):
+    await ask("2" * 500)
+
+async def begins_with_a_long_one_and_goes_on(row, ask):
+    try:
+        await ask("2" * 500)
+    except Exception:
+        return 1.0
+
 async def fills_memory(row, ask):
     await ask("1>")
     bytearray(1 << 33)
@@ -186,7 +195,9 @@ OUTCOMES = {  # function: failure or score, and what its detail says or why it e
     "play": (3.0, "stop"),
     "raises": ("exception", "raises, after turn 1: KeyError: 'absent'"),
     "hangs": ("timeout", "hangs, after turn 1 took more than 2 s (episode.step_timeout_s)"),
-    "never_asks": ("invalid", "never_asks returned without asking the model."),
+    "never_asks": ("invalid", "never_asks returned without a reply of the model."),
+    "begins_with_a_long_one": ("exception", "the first ask has 501 tokens and leaves no room for a reply"),
+    "begins_with_a_long_one_and_goes_on": ("invalid", "returned without a reply of the model."),
     "asks_for_ever": (None, "turns"),
     "takes_what_it_has": (1.5, "turns"),
     "returns_nonsense": ("invalid", "returns_nonsense returned 'good'; a reward is a number."),
