@@ -196,7 +196,7 @@ OUTCOMES = {  # function: failure or score, and what its detail says or why it e
     "raises": ("exception", "raises, after turn 1: KeyError: 'absent'"),
     "hangs": ("timeout", "hangs, after turn 1 took more than 2 s (episode.step_timeout_s)"),
     "never_asks": ("invalid", "never_asks returned without a reply of the model."),
-    "begins_with_a_long_one": ("exception", "the first ask has 501 tokens and leaves no room for a reply"),
+    "begins_with_a_long_one": ("exception", "tokens and leaves no room for a reply: episode.window is 64"),
     "begins_with_a_long_one_and_goes_on": ("invalid", "returned without a reply of the model."),
     "asks_for_ever": (None, "turns"),
     "takes_what_it_has": (1.5, "turns"),
