@@ -100,7 +100,10 @@ class Collector:
         pairs.sort(key=lambda pair: (group[pair[0].uid], pair[0].index))
         failed = [(s, v) for s, v in pairs if v.score is None]
         if failure_score is not None:
-            pairs = [(s, replace(v, score=failure_score) if v.score is None else v) for s, v in pairs]
+            pairs = [
+                (without_turn_scores(s), replace(v, score=failure_score)) if v.score is None else (s, v)
+                for s, v in pairs
+            ]
         good = [(s, v) for s, v in pairs if v.score is not None and s.index != greedy_index]
         greedy = np.full(len(prompts), np.nan, dtype=np.float32)
         for s, v in pairs:
@@ -120,3 +123,10 @@ class Collector:
             reward_s=reward_s,
             greedy=None if greedy_index is None else greedy,
         )
+
+
+def without_turn_scores(sample: Sample) -> Sample:
+    """A failed sample whose score is `reward.on_failure`'s: the scores of its turns are no part of it."""
+    if sample.episode is None:
+        return sample
+    return replace(sample, episode=replace(sample.episode, turn_scores=[0.0] * len(sample.episode.turn_scores)))
