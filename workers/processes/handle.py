@@ -36,7 +36,8 @@ class ProcessHandle:
                 start_new_session=True,  # so that what it starts can be killed with it
                 env=os.environ
                 | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONUNBUFFERED": "1"}
-                | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), PROCESS_MARK: self.mark},
+                | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), PROCESS_MARK: self.mark}
+                | {"PYTHONHASHSEED": "0"},  # a replacement goes through a set in the same order
             )
         except BaseException:
             self.socket.close()

@@ -19,6 +19,7 @@ from rlsys.episodes.tools.tool import Schema
 
 START_S = 60.0
 ANSWER_S = 5.0
+INHERITED = (PROCESS_MARK, "PYTHONHASHSEED")  # besides what the client library passes on, such as PATH
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class McpServer:
         from mcp import StdioServerParameters, stdio_client
 
         command, *arguments = self.spec.command
-        env = {PROCESS_MARK: os.environ.get(PROCESS_MARK, "")} | self.spec.env
+        env = {name: os.environ[name] for name in INHERITED if name in os.environ} | self.spec.env
         return stdio_client(StdioServerParameters(command=command, args=arguments, env=env), errlog=log)
 
     async def list_tools(self) -> list[Any]:

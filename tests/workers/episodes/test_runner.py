@@ -132,6 +132,11 @@ async def rolls(row, ask):
         os._exit(1)
     return 1.0
 
+async def asks_for_a_set(row, ask):
+    for _ in range(4):
+        await ask("".join(sorted({str(n) for n in range(10)}, key=hash)) + ">")
+    return 1.0
+
 def plain(row, ask):
     return 1.0
 """
@@ -167,6 +172,11 @@ def runner(s: EpisodeSettings) -> Iterator[EpisodeRunner]:
         started.ready.result()
         yield started
     assert not [p for p in psutil.Process().children(recursive=True) if "workers.episodes.process" in p.cmdline()]
+
+
+def episode_process() -> psutil.Process:
+    [process] = [p for p in psutil.Process().children() if "workers.episodes.process" in p.cmdline()]
+    return process
 
 
 def play(episodes: EpisodeRunner, starts: list[Start]) -> tuple[dict[int, Ended], list[Asked]]:
@@ -253,6 +263,24 @@ def test_after_a_crash_only_turns_behind_another_observation_are_sampled_again(t
     assert ended[1].episode.verdict.score == 1.0
     assert [a.turn for a in asked] == [0, 1, 1]
     assert asked[1].observation != asked[2].observation
+
+
+def test_an_episode_that_is_played_again_goes_through_a_set_in_the_same_order(tmp_path: Path, tiny_model: str) -> None:
+    s = settings(tmp_path, tiny_model, "asks_for_a_set", window=200)
+    observations = set()
+    with runner(s) as episodes:
+        episodes.send([Start(1, s.plays[0], {}, 8)])
+        events, turns = episodes.events(), 0
+        while turns < 4:
+            [event] = next(events)
+            assert isinstance(event, Asked)
+            observations.add(tuple(event.observation))
+            turns += 1
+            if turns == 2:
+                episode_process().kill()
+            episodes.send([Answer(1, event.turn, Turn(event.observation, [5, 1], [-1.0, -1.0], "stop"))])
+        assert event.turn == 3, "no turn was sampled again"
+    assert len(observations) == 1
 
 
 def test_answers_that_nothing_asks_for_any_more_are_left_out(tmp_path: Path, tiny_model: str) -> None:
