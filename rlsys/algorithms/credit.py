@@ -86,19 +86,26 @@ class CreditAssignment:
         return self.kl(torch.from_numpy(columns.old), torch.from_numpy(columns.ref))
 
     def component_rewards(self, batch: Batch) -> Floats:
-        """The components whose weighted sum is each sample's reward, in alphabetical order.  [N, K]"""
-        names = sorted(batch.components[0])
-        if different := [components for components in batch.components if sorted(components) != names]:
+        """The components whose weighted sum is each sample's reward, in alphabetical order.  [N, K]
+
+        What an episode has not scored counts 0, as in its reward: it ended at a limit, or no turn had a score.
+        """
+        names, first = component_names(batch), sorted(batch.components[0])
+        different = [components for components in batch.components if sorted(components) != first]
+        if different and not any(sample.episode for sample in batch.samples):
             raise ConfigError(
                 f"algorithm.advantage gdpo needs the same reward components for every sample; one has "
-                f"{', '.join(names)}, another {', '.join(different[0])}."
+                f"{', '.join(first)}, another {', '.join(different[0])}."
             )
-        return np.array([[components[name] for name in names] for components in batch.components], dtype=np.float32)
+        return np.array([[c.get(name, 0.0) for name in names] for c in batch.components], dtype=np.float32)
 
     def component_weights(self, batch: Batch) -> list[float]:
-        """The weight of each component: the named components of a function all have the function's weight.  [K]"""
+        """The weight of each component: the named components of a function all have the function's weight.  [K]
+
+        What an episode's own function returns, and the scores of turns, have the weight 1.
+        """
         weights = {short_name(name): f.weight for name, f in self.config.reward.functions.items()}
-        return [weights[name.partition("/")[0]] for name in sorted(batch.components[0])]
+        return [weights.get(name.partition("/")[0], 1.0) for name in component_names(batch)]
 
     def shuffle_rewards(self, step: int, rewards: Floats) -> Tensor:
         """Gives samples each other's rewards, if `reward.shuffle` asks for it."""
@@ -196,6 +203,11 @@ class CreditAssignment:
             columns.old, columns.advantages, share=e.share, low=e.low, high=e.high, rng=rng
         )
         return replace(columns, advantages=np.where(dropped, np.float32(0), columns.advantages)), dropped
+
+
+def component_names(batch: Batch) -> list[str]:
+    """The names of all components. `turns` if there are none: all episodes have ended at a limit."""
+    return sorted({name for components in batch.components for name in components}) or ["turns"]
 
 
 def sample_of_token(batch: Batch) -> Tensor:

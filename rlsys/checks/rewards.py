@@ -3,7 +3,9 @@
 import math
 from collections.abc import Iterator
 
+from rlsys.config.plugins import short_name
 from rlsys.config.schema import Config, RewardFunction
+from rlsys.episodes.environments import environment_name, is_environment
 from rlsys.episodes.settings import plays
 from rlsys.rewards.check import find_problems
 
@@ -27,6 +29,14 @@ def check_reward(c: Config) -> Iterator[str]:
             "algorithm.advantage gdpo compares the same components everywhere; "
             "no set of data.train may have a reward of its own."
         )
+    if c.algorithm.advantage == "gdpo":
+        own = {environment_name(play) if is_environment(play) else short_name(play): play for play in plays(c)}
+        for name in sorted({short_name(f) for f in c.reward.functions} & ({"turns"} | set(own) if own else set())):
+            what = f"what `{own[name]}` returns" if name in own else "the scores of turns"
+            yield (
+                f"algorithm.advantage gdpo compares components by name; `{name}` of reward.functions has the name of "
+                f"{what}. Rename the function."
+            )
 
 
 def check_on_failure(c: Config) -> Iterator[str]:

@@ -8,7 +8,8 @@ from fakes import make_batch, make_config
 from rlsys.algorithms.credit import CreditAssignment
 from rlsys.config.schema import ConfigError
 from rlsys.metrics import credit_metrics
-from rlsys.types import Columns
+from rlsys.types import Columns, Episode, Verdict
+from workers.episodes.episode_rewards import combine
 
 
 @pytest.fixture
@@ -279,3 +280,57 @@ def test_shuffling_gives_samples_the_rewards_of_others(credit):
     assert sorted(credited) == batch.rewards.tolist()
     assert credit(batch, None, *options).advantages.tolist() == credited
     assert credit(batch, None, *options, step=2).advantages.tolist() != credited
+
+
+GDPO = ["algorithm.advantage=gdpo", "algorithm.std=population", "algorithm.whiten=false"]
+
+
+def play_batch(tmp_path, verdicts, groups, finish=None):
+    """A batch of episodes, with the rewards that the player, the reward pool and the collector make of these verdicts."""
+    (tmp_path / "game.py").write_text("async def play(row, ask): ...\n")
+    batch = make_batch([0.0] * len(verdicts), groups, lengths=[1] * len(verdicts))
+    samples = [
+        replace(sample, finish=why, episode=Episode(verdict, [], []))
+        for sample, verdict, why in zip(batch.samples, verdicts, finish or ["stop"] * len(verdicts), strict=True)
+    ]
+    judged = [combine(sample, Verdict(0.0)) for sample in samples]
+    assert not any(v.failure for v in judged)
+    rewards = floats(*(v.score for v in judged))
+    return replace(batch, samples=samples, rewards=rewards, components=[v.components for v in judged])
+
+
+def test_gdpo_compares_what_episodes_return_and_the_scores_of_their_turns(credit, tmp_path):
+    """Each component has -1 and 1 in its group. A component that only one episode has is 0 for the other."""
+    verdicts = [
+        Verdict(0.1, {"play/near": 0.1, "play/solved": 0.0}),
+        Verdict(5.2, {"play/near": 0.2, "play/solved": 1.0, "turns": 4.0}),
+        Verdict(0.3, {"play/near": 0.3, "play/solved": 0.0}),
+        Verdict(0.1, {"play/near": 0.1, "play/solved": 0.0}),
+    ]
+    batch = play_batch(tmp_path, verdicts, [0, 0, 1, 1])
+    options = [*GDPO, f"episode={{play: '{tmp_path}/game.py:play'}}", "reward.functions={}"]
+    assert credit(batch, None, *options).advantages.tolist() == pytest.approx([-3, 3, 1, -1], abs=1e-3)
+
+
+def test_for_gdpo_an_episode_that_ends_at_a_limit_has_0_of_every_component(credit, tmp_path):
+    play, function = f"episode={{play: '{tmp_path}/game.py:play'}}", "reward.functions={}"
+    won, over = Verdict(1.0, {"play": 1.0}), None
+    batch = play_batch(tmp_path, [over, won], [0, 0], finish=["turns", "stop"])
+    assert credit(batch, None, *GDPO, play, function).advantages.tolist() == pytest.approx([-1, 1], abs=1e-3)
+    batch = play_batch(tmp_path, [won, over], [0, 0], finish=["stop", "window"])
+    assert credit(batch, None, *GDPO, play, function).advantages.tolist() == pytest.approx([1, -1], abs=1e-3)
+    batch = play_batch(tmp_path, [over, over], [0, 0], finish=["tokens", "turns"])
+    assert credit(batch, None, *GDPO, play, function).advantages.tolist() == [0, 0]
+
+
+def test_gdpo_weighs_reward_functions_beside_episodes_and_refuses_one_name_for_both(credit, tmp_path):
+    batch = play_batch(tmp_path, [Verdict(0.0, {"play": 0.0}), Verdict(9.0, {"play": 9.0})], [0, 0])
+    components = [{"play": 0.0, "zigzag": 1.0}, {"play": 9.0, "zigzag": 0.5}]
+    options = [*GDPO, f"episode={{play: '{tmp_path}/game.py:play'}}", "reward.functions={zigzag: 3.0}"]
+    credited = credit(replace(batch, components=components), None, *options)
+    assert credited.advantages.tolist() == pytest.approx([2, -2], abs=1e-3), "3 * 1 - 1"
+    (tmp_path / "mine.py").write_text("def play(completion): return 1.0\n")
+    with pytest.raises(
+        ConfigError, match=r"`play` of reward\.functions has the name of what `.*game\.py:play` returns"
+    ):
+        credit(batch, None, *options[:-1], f"reward.functions={{{tmp_path}/mine.py:play: 1.0}}")
