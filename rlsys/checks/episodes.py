@@ -7,7 +7,7 @@ from rlsys.config.schema import Config, ConfigError
 from rlsys.config.shorthand import GYM
 from rlsys.episodes.environments import ENVIRONMENTS, check_environment, is_environment
 from rlsys.episodes.player import PLAYS
-from rlsys.episodes.settings import plays
+from rlsys.episodes.settings import TOOL_PLAY, plays
 from rlsys.episodes.tools import tool_problems
 
 
@@ -46,6 +46,12 @@ def limit_problems(c: Config) -> Iterator[str]:
         yield (
             f"episode.step_timeout_s ({e.step_timeout_s:g}) is more than episode.timeout_s ({e.timeout_s:g}), which is "
             "for all steps together. Use a shorter one, or a longer timeout_s."
+        )
+    tools_s = e.options.get("timeout_s", 0)
+    if TOOL_PLAY in plays(c) and isinstance(tools_s, int | float) and tools_s >= e.step_timeout_s:
+        yield (
+            f"episode.options.timeout_s ({tools_s:g}), for calls of tools, is not less than episode.step_timeout_s "
+            f"({e.step_timeout_s:g}): the episode would fail before the model hears of a call that hangs."
         )
     if e.max_tokens >= e.window:
         yield (

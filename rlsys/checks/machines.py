@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rlsys.checks.rewards import all_functions
 from rlsys.checks.sampling import updates_while_sampling
 from rlsys.config.schema import Config
+from rlsys.episodes.settings import plays
 from rlsys.rewards.settings import function_deadline
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # torch reads the first that is set
@@ -70,9 +71,11 @@ def check_sync(c: Config) -> Iterator[str]:
 def check_watchdog(c: Config) -> Iterator[str]:
     timed = [(key, f) for key, f in all_functions(c) if isinstance(f.options.get("timeout_s", 0), int | float)]
     deadlines = [(function_deadline(f, c.reward.timeout_s), key) for key, f in timed]
+    if plays(c):
+        deadlines.append((c.episode.step_timeout_s, "a step of an episode (episode.step_timeout_s)"))
     slowest, key = max(deadlines, default=(0.0, ""))
     if not c.watchdog.stall_s > slowest:
         yield (
             f"watchdog.stall_s ({c.watchdog.stall_s:g}) is not more than what {key} may take ({slowest:g} s): every "
-            "slow verdict would count as a stall. Use a larger stall_s, or shorter deadlines."
+            "slow one would count as a stall. Use a larger stall_s, or shorter deadlines."
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from rlsys.config.derived import has_reference_worker
 from rlsys.config.loading import defaults, flatten
 from rlsys.config.schema import Config
-from rlsys.episodes.settings import plays
+from rlsys.episodes.settings import TOOL_PLAY, plays, sources
 
 Needs = tuple[tuple[str, ...], Callable[[Config], bool], str]
 
@@ -24,6 +24,16 @@ NEEDS: tuple[Needs, ...] = (  # options, or sections that end with a dot; whethe
     (("overlong.penalty",), lambda c: c.overlong.buffer > 0, "an overlong.buffer above 0"),
     (("dynamic_sampling.max_rounds",), lambda c: c.dynamic_sampling.enabled, "dynamic_sampling.enabled true"),
     (("episode.",), lambda c: bool(plays(c)), "episode.play or episode.tools"),
+    (
+        ("episode.play",),
+        lambda c: not plays(c) or any(not source.episode for source in sources(c)),
+        "a data set without an episode of its own",
+    ),
+    (
+        ("episode.on_bad_call",),
+        lambda c: not plays(c) or TOOL_PLAY in plays(c),
+        f"an episode played by `{TOOL_PLAY}`, the built-in function,",
+    ),
     (("eval.",), lambda c: bool(c.eval.datasets), "eval.datasets"),
     (("rollout.kv_cache_mb", "rollout.block_size"), lambda c: c.cluster.device == "cpu", "cluster.device cpu"),
     (("rollout.gpu_memory",), lambda c: c.cluster.device == "gpu", "cluster.device gpu"),

@@ -71,5 +71,9 @@ def play_of(config: Config, source: DataSource) -> str:
 
 def plays(config: Config) -> list[str]:
     """All functions that play episodes. None: every row asks for a single answer."""
-    sources = [*config.data.train.values(), *config.eval.datasets.values()]
-    return [play for play in dict.fromkeys(play_of(config, source) for source in sources) if play]
+    return [play for play in dict.fromkeys(play_of(config, source) for source in sources(config)) if play]
+
+
+def sources(config: Config) -> list[DataSource]:
+    """All data sets, those of evaluations included."""
+    return [*config.data.train.values(), *config.eval.datasets.values()]

@@ -36,6 +36,14 @@ def test_a_function_and_an_environment_are_fine(read):
             "episode: {play: game.py:play, step_timeout_s: 60, timeout_s: 30}",
             ["episode.step_timeout_s (60)", "episode.timeout_s (30)"],
         ),
+        (
+            "episode: {play: game.py:play, step_timeout_s: 90, timeout_s: 99}\nwatchdog: {stall_s: 90}",
+            ["watchdog.stall_s (90) is not more than what a step of an episode (episode.step_timeout_s) may", "(90 s)"],
+        ),
+        (
+            "episode: {tools: [python], options: {timeout_s: 31}}",
+            ["episode.options.timeout_s (31), for calls of tools", "episode.step_timeout_s (30)"],
+        ),
         ("episode: {play: game.py:play, max_tokens: 512, window: 512}", ["episode.max_tokens (512)", "window (512)"]),
     ],
 )

@@ -42,6 +42,24 @@ def test_an_option_is_named_only_while_it_has_no_effect(find, option, needed):
     assert find(option, needed) == []
 
 
+def test_a_play_that_every_data_set_replaces_by_its_own_is_named(find):
+    own = "data.train={builtin:zigzag: {episode: guess}}"
+    (sentence,) = find("episode=guess_scored", own)
+    assert sentence.startswith("episode.play: without effect; to have one, a data set without an episode of its own")
+    assert find("episode=guess_scored") == []
+    assert find("episode=guess_scored", own, "eval.datasets={builtin:seeds: {}}") == []
+    (sentence,) = find("episode=guess_scored", own, "eval.datasets={builtin:seeds: {episode: guess}}")
+    assert sentence.startswith("episode.play:")
+    assert find("episode={window: 64}", own) == [], "the limits are for all"
+
+
+def test_what_is_done_with_a_bad_call_matters_to_the_built_in_play_alone(find):
+    (sentence,) = find("episode={play: guess, on_bad_call: end}")
+    assert sentence.startswith("episode.on_bad_call: without effect; to have one, an episode played by `tools`")
+    assert find("episode={tools: [python], on_bad_call: end}") == []
+    assert find("episode.on_bad_call=end", "data.train={builtin:zigzag: {episode: tools}}") == []
+
+
 def test_options_of_cpu_engines_do_nothing_on_gpus(find):
     options = "rollout.kv_cache_mb=128", "rollout.block_size=64"
     assert find(*options) == []
