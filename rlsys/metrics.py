@@ -79,6 +79,17 @@ def component_metrics(batch: Batch) -> Metrics:
     return {f"reward/component/{n}": float(np.mean([c[n] for c in batch.components if n in c])) for n in names}
 
 
+def sampled_entropy(batch: Batch) -> Metrics:
+    """The entropy per token of the policy that sampled: the mean of minus the engines' log-probs.
+
+    Its expectation is the entropy, but only over all tokens. A mean over those of some groups is biased: groups with
+    equal rewards have likely tokens.
+    """
+    tokens = int(batch.lengths.sum())
+    total = sum(float(s.logprobs.sum(dtype=np.float64)) for s in batch.samples)
+    return {"entropy": max(-total / tokens, 0.0)} if tokens else {}
+
+
 def lag_metrics(step: int, batch: Batch) -> Metrics:
     """How many updates lie between the weights that sampled a token and the weights that it trains."""
     tokens = int(batch.lengths.sum())
@@ -109,9 +120,11 @@ def credit_metrics(credit: Credit) -> Metrics:
 def update_metrics(updates: list[Metrics]) -> Metrics:
     """Turns the policy's sums per update into means: per update for loss and gradient, per token for the rest.
 
-    An update has `loss`, `grad_norm`, `lr`, the number of its `tokens`, and sums over them: of `kl`, `entropy`,
-    `clip_low` and `clip_high` (clipped tokens), and `mismatch`, which is |old - rollout|. `mismatch_max` is
-    its largest. Corrected samples add sums of `correction` weights, their squares, and `masked` tokens of weight 0.
+    An update has `loss`, `grad_norm`, `lr`, and the number of its mini-batch's `tokens`, with sums over them: `clip_low`
+    and `clip_high` (clipped tokens), and `mismatch`, which is |old - rollout|, an estimate for tokens that were not
+    computed. `mismatch_max` is the largest that was computed. `kl` is a sum over the `computed` tokens, which are all
+    where there is a KL term. Corrected samples add sums over their `corrected` tokens, those with an advantage: of
+    `correction` weights, of their squares, and of `masked` tokens of weight 0.
     """
     if not updates:
         return {}
@@ -122,23 +135,23 @@ def update_metrics(updates: list[Metrics]) -> Metrics:
         "grad_norm": sums["grad_norm"] / len(updates),
         "lr": updates[-1]["lr"],
     }
-    if not tokens:  # nothing was computed, so there are no means
+    if not tokens:  # so there are no means
         return metrics
     metrics |= {
-        "kl": sums["kl"] / tokens,
-        "entropy": sums["entropy"] / tokens,
         "clip_fraction": (sums["clip_low"] + sums["clip_high"]) / tokens,
         "clip_fraction/low": sums["clip_low"] / tokens,
         "clip_fraction/high": sums["clip_high"] / tokens,
         "mismatch/mean_abs": sums["mismatch"] / tokens,
         "mismatch/max_abs": max(u["mismatch_max"] for u in updates),
     }
-    return metrics | (correction_metrics(sums) if "correction" in sums else {})
+    if sums["computed"]:
+        metrics["kl"] = sums["kl"] / sums["computed"]
+    return metrics | (correction_metrics(sums) if sums.get("corrected") else {})
 
 
 def correction_metrics(sums: Metrics) -> Metrics:
     """The mean correction weight, the share of masked tokens, and the effective sample size per token."""
-    tokens = sums["tokens"]
+    tokens = sums["corrected"]
     squares = sums["correction_squared"] * tokens
     return {
         "correction/mean": sums["correction"] / tokens,
@@ -159,6 +172,7 @@ def step_metrics(step: int, batch: Batch, credit: Credit, updates: StepUpdates, 
     """All metrics of a step except times and versions."""
     return (
         batch_metrics(batch, by_component)
+        | sampled_entropy(batch)
         | update_metrics(updates.policy)
         | credit_metrics(credit)
         | critic_metrics(updates.critic)

@@ -276,6 +276,7 @@ class Columns:
     old: Floats | None = None  # log-probs before the step; None: those of the update's own forward pass
     ref: Floats | None = None  # log-probs of the reference, for the KL term of the loss
     old_kl_coef: Floats | None = None  # weight of a term that keeps the token near `old`
+    term_weights: Floats | None = None  # weights of all terms but the policy loss; None: those of the policy loss
     values: Floats | None = None  # the critic's values before the step
     returns: Floats | None = None  # the critic's targets
 

@@ -3,17 +3,29 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from rlsys.algorithms.credit import Credit
 from rlsys.algorithms.schedule import learning_rate
 from rlsys.config.derived import last_schedule_step
 from rlsys.config.schema import Config
 from rlsys.interfaces import Critic, Policy
-from rlsys.packs.minibatches import MiniBatch, drop_zero_advantage, split_into_mini_batches
-from rlsys.packs.packing import PackBatch
+from rlsys.packs.minibatches import (
+    MiniBatch,
+    draw_by_tokens,
+    drop_zero_advantage,
+    left_out,
+    split_into_mini_batches,
+    weigh_other_terms,
+)
+from rlsys.packs.packing import PackBatch, unpack
 from rlsys.runs.run_log import RunLog
 from rlsys.runs.skipped_updates import SkippedInARow, SkippedUpdates
 from rlsys.runs.state import RunState
-from rlsys.types import Batch, Columns, Metrics, Pack
+from rlsys.seeds import derive_seed
+from rlsys.types import Batch, Columns, Floats, Metrics, Pack, split_column
+
+SCORED_SHARE = 1 / 16  # of the samples that an update leaves out, to estimate their mismatch
 
 
 @dataclass(frozen=True)
@@ -48,9 +60,10 @@ class Updates:
         policy: list[Metrics] = []
         critic: list[Metrics] = []
         for i, mini in enumerate(split_into_mini_batches(self.config, step, batch, self.control_tokens)):
-            active = drop_zero_advantage(self.config, batch, mini, policy_columns(credit))
+            columns = weigh_other_terms(self.config, batch, mini.members, policy_columns(credit))
+            active = drop_zero_advantage(self.config, batch, mini, columns)
             trains_policy = step > self.critic_only_steps
-            policy_packs = self.packs(batch, active, policy_columns(credit), self.policy) if trains_policy else []
+            policy_packs = self.packs(batch, active, columns, self.policy) if trains_policy else []
             critic_packs = self.packs(batch, mini, critic_columns(credit), self.critic) if self.critic else []
             if i == 0:
                 # Written while the first update runs. Begun earlier, the writing thread would hold up the packing.
@@ -58,7 +71,9 @@ class Updates:
             if self.critic:
                 critic.append(self.update_critic(self.critic, critic_packs, mini))
             if trains_policy:
-                policy.append(self.update_policy(policy_packs, active, state.kl_coef))
+                mismatch = self.mismatch_left_out(batch, active, columns.old)
+                update = self.update_policy(policy_packs, active, state.kl_coef)
+                policy.append(add_mismatch(update, mismatch) | {"tokens": float(batch.lengths[mini.members].sum())})
         return self.drop_skipped(step, batch, policy, critic, state)
 
     def packs(self, batch: Batch, mini: MiniBatch, columns: Columns, learner: Policy | Critic) -> list[list[Pack]]:
@@ -69,6 +84,30 @@ class Updates:
         lr = self.learning_rate(mini.update, p.lr, p.warmup_updates, first_step=self.critic_only_steps)
         zero_advantage = {"zero_advantage_samples": float(mini.zero_advantage_samples)}
         return self.policy.update(packs, lr, kl_coef) | {"lr": lr} | zero_advantage
+
+    def mismatch_left_out(self, batch: Batch, mini: MiniBatch, old: Floats | None) -> tuple[float, float]:
+        """The sum of |old − rollout| over the tokens that the update does not compute, and the largest that is known.
+
+        Without old log-probs, a few of these samples are scored, and the sum is an estimate.
+        """
+        members = left_out(batch, mini)
+        if not members:
+            return 0.0, 0.0
+        rollout = [s.logprobs for s in batch.samples]
+        if old is not None:
+            known = batch.split(old)
+            gaps = np.concatenate([np.abs(known[m] - rollout[m]) for m in members])
+            return float(gaps.sum()), float(gaps.max())
+        lengths = batch.lengths[members]
+        rng = np.random.default_rng(derive_seed(self.config.run.seed, mini.update, "mismatch"))
+        drawn = [members[i] for i in draw_by_tokens(lengths, SCORED_SHARE, rng)]
+        scored = sorted(set(drawn))
+        packs = self.pack(batch, scored, ranks=self.policy.ranks)
+        column = unpack(packs, self.policy.score(packs), len(batch.samples))
+        scores = dict(zip(scored, split_column(column, batch.lengths[scored].tolist()), strict=True))
+        drawn_gaps = [np.abs(scores[m] - rollout[m]) for m in drawn]
+        mean = float(np.mean([gap.mean() for gap in drawn_gaps]))
+        return mean * int(lengths.sum()), max(float(gap.max()) for gap in drawn_gaps)
 
     def update_critic(self, critic: Critic, packs: list[list[Pack]], mini: MiniBatch) -> Metrics:
         c = self.config.critic
@@ -93,6 +132,11 @@ class Updates:
             "update/zero_advantage_samples": sum(u["zero_advantage_samples"] for u in policy),
         }
         return StepUpdates(good_policy, good_critic, policy_skips, critic_skips, counts)
+
+
+def add_mismatch(update: Metrics, others: tuple[float, float]) -> Metrics:
+    total, largest = update["mismatch"] + others[0], max(update["mismatch_max"], others[1])
+    return update | {"mismatch": total, "mismatch_max": largest}
 
 
 def policy_columns(credit: Credit) -> Columns:

@@ -121,6 +121,7 @@ class UpdateTrial:
             old=near(scored),
             ref=near(scored) if self.config.reference.kl_coef and self.config.reference.kl_in == "loss" else None,
         )
+        self.columns = minibatches.weigh_other_terms(self.config, self.batch, self.members, self.columns)
 
 
 def random_batch(config: Config, prompts: list[Prompt], vocabulary: int) -> Batch:

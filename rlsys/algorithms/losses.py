@@ -136,7 +136,8 @@ def cispo(
     """
     r = probability_ratio(logprobs, old).detach()
     weight = r.clamp(1 - clip_low, 1 + clip_high)
-    return LossAndClip(-weight * advantages * logprobs, r < 1 - clip_low, r > 1 + clip_high)
+    teaches = advantages != 0  # only a token with an advantage has a gradient to clip
+    return LossAndClip(-weight * advantages * logprobs, teaches & (r < 1 - clip_low), teaches & (r > 1 + clip_high))
 
 
 @PolicyLoss

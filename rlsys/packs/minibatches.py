@@ -1,17 +1,19 @@
 """Splits a batch into mini-batches of whole prompt groups, and weighs their tokens."""
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rlsys.config.derived import token_weighting
 from rlsys.config.methods import LOSSES
 from rlsys.config.schema import Config
 from rlsys.packs.packing import token_weights
 from rlsys.seeds import derive_seed
-from rlsys.types import Batch, Columns, Floats
+from rlsys.types import Batch, Columns, Floats, split_column
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,20 @@ def loss_weights(config: Config, batch: Batch, members: list[int], control_token
     return weights
 
 
+def weigh_other_terms(config: Config, batch: Batch, members: list[int], columns: Columns) -> Columns:
+    """Adds the weights of a mini-batch's KL and entropy terms to the columns, where the policy loss has others.
+
+    `decoupled` weighs the policy loss alone (arXiv 2505.13379): the other terms are means over sequences.
+    """
+    has_terms = columns.ref is not None or columns.old_kl_coef is not None or config.entropy.coef
+    if token_weighting(config) != "decoupled" or not has_terms:
+        return columns
+    weights = np.zeros(batch.lengths.sum(), dtype=np.float32)
+    own = np.repeat(np.isin(np.arange(len(batch.samples)), members), batch.lengths)
+    weights[own] = token_weights(torch.from_numpy(batch.lengths[sorted(members)]), "sequence_mean").numpy()
+    return replace(columns, term_weights=weights)
+
+
 def drop_zero_advantage(config: Config, batch: Batch, mini: MiniBatch, columns: Columns) -> MiniBatch:
     """Sets the weights of samples that cannot move the policy to 0, so that they are not computed.
 
@@ -76,3 +92,19 @@ def drop_zero_advantage(config: Config, batch: Batch, mini: MiniBatch, columns: 
     active = np.array([tokens.any() for tokens in batch.split(moving)])[mini.members]
     weights = np.where(np.repeat(active, batch.lengths[mini.members]), mini.weights, np.float32(0))
     return replace(mini, weights=weights, zero_advantage_samples=int((~active).sum()))
+
+
+def left_out(batch: Batch, mini: MiniBatch) -> list[int]:
+    """The members with tokens that the update does not compute, because all of them weigh 0."""
+    computed = [part.any() for part in split_column(mini.weights, batch.lengths[mini.members].tolist())]
+    return [m for m, done in zip(mini.members, computed, strict=True) if not done and batch.lengths[m]]
+
+
+def draw_by_tokens(lengths: NDArray[np.int64], share: float, rng: np.random.Generator) -> list[int]:
+    """Draws about `share` of the samples, at least one, each as often on average as it has tokens.  [N] -> [n]
+
+    So the mean over the draws of a mean over a sample's tokens has the mean over all tokens as its expectation.
+    """
+    count = math.ceil(share * len(lengths))
+    tokens = (rng.random() + np.arange(count)) / count * lengths.sum()
+    return np.searchsorted(lengths.cumsum(), tokens, side="right").tolist()

@@ -91,6 +91,11 @@ def tell_once(events: list[str], name: str) -> None:
         events.append(name)
 
 
+def token_counts(pack: Pack) -> tuple[int, int]:
+    """All tokens, and those with an advantage."""
+    return len(pack.targets), np.count_nonzero(pack.columns.advantages)
+
+
 class FakeRollout:
     """Samples orders of the prompt's digits. The seed, and the weight it was given last, decide which."""
 
@@ -226,7 +231,7 @@ class FakePolicy:
             else p.rollout + np.float32(self.weight - self.synced) - p.columns.ref
             for p in mine
         ]
-        tokens = sum(len(p.targets) for p in mine)
+        tokens, teaching = (sum(int(n) for n in counts) for counts in zip(*map(token_counts, mine), strict=True))
         bad_sample = self.bad.get(len(self.updates), math.inf)
         if bad_sample < math.inf:
             gradient = math.nan
@@ -238,12 +243,11 @@ class FakePolicy:
             "loss": -gradient,
             "grad_norm": abs(gradient),
             "kl": sum(float(r.sum()) for r in refs),
-            "entropy": 1.5 * tokens,
-            "clip_low": 0.125 * tokens,
-            "clip_high": 0.125 * tokens,
+            "clip_low": 0.125 * teaching,
+            "clip_high": 0.125 * teaching,
             "mismatch": sum(float(g.sum()) for g in gaps),
             "mismatch_max": max(float(g.max(initial=0.0)) for g in gaps),
-            "tokens": float(tokens),
+            "computed": float(tokens),
         }
 
     def sync(self, version: int) -> None:

@@ -6,8 +6,10 @@ import pytest
 from fakes import make_batch
 
 from rlsys.algorithms.credit import Credit
-from rlsys.metrics import PhaseTimer, batch_metrics, credit_metrics, critic_metrics, update_metrics
-from rlsys.types import Columns, Episode, Observation
+from rlsys.analysis.findings.learning import entropy_collapse
+from rlsys.analysis.findings.run_data import RunData
+from rlsys.metrics import PhaseTimer, batch_metrics, credit_metrics, critic_metrics, sampled_entropy, update_metrics
+from rlsys.types import Batch, Columns, Episode, Observation
 
 
 def test_the_metrics_of_a_batch_by_hand():
@@ -60,9 +62,9 @@ def test_a_batch_of_one_sample_has_a_deviation_of_0():
     assert batch_metrics(make_batch([1], [0]))["reward/std"] == 0
 
 
-FIRST = {"loss": 1.0, "grad_norm": 2.0, "lr": 0.1, "kl": 3.0, "entropy": 6.0, "clip_low": 0.0, "clip_high": 1.0}
+FIRST = {"loss": 1.0, "grad_norm": 2.0, "lr": 0.1, "kl": 3.0, "computed": 5.0, "clip_low": 0.0, "clip_high": 1.0}
 FIRST |= {"mismatch": 0.5, "mismatch_max": 0.3, "tokens": 6.0}
-SECOND = {"loss": 3.0, "grad_norm": 4.0, "lr": 0.2, "kl": 5.0, "entropy": 2.0, "clip_low": 2.0, "clip_high": 1.0}
+SECOND = {"loss": 3.0, "grad_norm": 4.0, "lr": 0.2, "kl": 5.0, "computed": 1.0, "clip_low": 2.0, "clip_high": 1.0}
 SECOND |= {"mismatch": 0.3, "mismatch_max": 0.2, "tokens": 2.0}
 
 
@@ -72,9 +74,8 @@ def test_update_sums_become_means_per_update_and_per_token():
             "loss": 2.0,
             "grad_norm": 3.0,
             "lr": 0.2,  # the last
-            "kl": 1.0,  # 8 over 8 tokens
-            "entropy": 1.0,
-            "clip_fraction": 0.5,
+            "kl": 8 / 6,  # over the tokens that were computed
+            "clip_fraction": 0.5,  # 4 over all 8 tokens
             "clip_fraction/low": 0.25,
             "clip_fraction/high": 0.25,
             "mismatch/mean_abs": 0.1,
@@ -83,15 +84,55 @@ def test_update_sums_become_means_per_update_and_per_token():
     )
 
 
+def collapsing_batch(likeliest: list[float], rng: np.random.Generator) -> Batch:
+    """A group of 4 answers for each probability of the token 0, which is right; the other tokens are equally likely."""
+    groups = np.repeat(np.arange(len(likeliest)), 4)
+    lengths = rng.integers(1, 8, len(groups)).tolist()
+    tokens = [np.where(rng.random(n) < likeliest[g], 0, 1) for g, n in zip(groups, lengths, strict=True)]
+    batch = make_batch([float((t == 0).all()) for t in tokens], groups.tolist(), lengths)
+    samples = [
+        replace(s, logprobs=np.log(np.where(t == 0, likeliest[g], (1 - likeliest[g]) / 15)).astype(np.float32))
+        for s, t, g in zip(batch.samples, tokens, groups, strict=True)
+    ]
+    return replace(batch, samples=samples)
+
+
+def entropy_of(p: float) -> float:
+    return -p * np.log(p) - (1 - p) * np.log((1 - p) / 15)
+
+
+def test_entropy_is_that_of_all_groups_though_most_have_collapsed_and_teach_nothing():
+    """Nine groups of ten answer alike. A mean over those with different rewards would show the tenth."""
+    likeliest, rng = [0.995] * 9 + [0.4], np.random.default_rng(0)
+    metrics, true, kept = [], [], []
+    for _ in range(300):
+        batch = collapsing_batch(likeliest, rng)
+        entropies = np.array([entropy_of(likeliest[g]) for g in batch.groups])
+        teaching = np.isin(batch.groups, [g for g in range(10) if np.ptp(batch.rewards[batch.groups == g])])
+        metrics.append(sampled_entropy(batch)["entropy"])
+        true.append(np.average(entropies, weights=batch.lengths))
+        kept.append(np.average(entropies[teaching], weights=batch.lengths[teaching]) if teaching.any() else np.nan)
+    assert np.mean(metrics) == pytest.approx(np.mean(true), rel=0.05)
+    assert np.nanmean(kept) > 2 * np.mean(true), "what the samples that teach would show"
+
+
+def test_a_policy_that_collapses_is_found_by_its_entropy():
+    rng, lines = np.random.default_rng(1), []
+    for step in range(1, 17):
+        batch = collapsing_batch([min(0.2 + 0.1 * step, 0.999)] * 9 + [0.4 + 0.5 * (step > 8)], rng)
+        lines.append({"step": step, "reward/mean": float(batch.rewards.mean())} | sampled_entropy(batch))
+    assert [f.title for f in entropy_collapse(RunData(lines))] == ["Entropy has collapsed"]
+
+
 def test_corrections_report_the_effective_share_of_tokens():
-    """Weights 1, 1, 1, 1, 0, 0 and 2, 0 are worth 6² / 8 = 4.5 of the 8 tokens."""
-    first = FIRST | {"correction": 4.0, "correction_squared": 4.0, "masked": 2.0}
-    second = SECOND | {"correction": 2.0, "correction_squared": 4.0, "masked": 1.0}
+    """Weights 1, 1, 1, 0 and 2, 0 are worth 5² / 7 of the 6 tokens with an advantage."""
+    first = FIRST | {"correction": 3.0, "correction_squared": 3.0, "masked": 1.0, "corrected": 4.0}
+    second = SECOND | {"correction": 2.0, "correction_squared": 4.0, "masked": 1.0, "corrected": 2.0}
     metrics = update_metrics([first, second])
-    assert metrics["correction/mean"] == 6 / 8
-    assert metrics["correction/masked"] == 3 / 8
-    assert metrics["correction/effective_share"] == pytest.approx(4.5 / 8)
-    nothing = FIRST | {"correction": 0.0, "correction_squared": 0.0, "masked": 6.0}
+    assert metrics["correction/mean"] == 5 / 6
+    assert metrics["correction/masked"] == 2 / 6
+    assert metrics["correction/effective_share"] == pytest.approx(25 / 7 / 6)
+    nothing = FIRST | {"correction": 0.0, "correction_squared": 0.0, "masked": 4.0, "corrected": 4.0}
     assert update_metrics([nothing])["correction/effective_share"] == 0
 
 

@@ -56,8 +56,10 @@ def test_the_figures_are_those_of_the_machines(tmp_path):
         assert line["reward/std"] == pytest.approx(rewards.std(ddof=1))
         assert line["tokens"] == 16 * 7
         assert line["tokens_per_second"] == pytest.approx(line["tokens"] / line["time/step"])
-        assert line["entropy"] == pytest.approx(1.5)
-        assert line["clip_fraction"] == pytest.approx(0.25)
+        logprobs = np.concatenate(machines.column(f"step-{line['step']:06d}", "rollout_logprobs"))
+        assert line["entropy"] == pytest.approx(-logprobs.mean())
+        teaching = np.array(machines.column(f"step-{line['step']:06d}", "advantage")) != 0
+        assert line["clip_fraction"] == pytest.approx(0.25 * teaching.mean())
         assert line["mismatch/max_abs"] == pytest.approx(line["mismatch/mean_abs"], abs=1e-5)
     assert machines.lines[1]["mismatch/max_abs"] == 0, "old log-probs are the engine's before the first update"
     assert machines.lines[1]["kl"] == pytest.approx(0.5, abs=0.3)
@@ -131,14 +133,14 @@ def test_passes_split_the_batch_differently(tmp_path):
 
 
 def test_with_one_update_nothing_is_scored_and_the_policy_is_its_own_anchor(tmp_path):
-    machines = Machines(tmp_path, "trainer.updates_per_step=1").run()
+    machines = Machines(tmp_path, "trainer.updates_per_step=1", ALL_TEACH).run()
     assert machines.events.count("score") == 1, "at the start, to compare"
     assert all(p.columns.old is None for packs, _ in machines.policy.updates for own in packs for p in own)
     assert all(line["time/score"] < 0.1 for line in machines.lines[1:])
 
 
 def test_with_the_engine_as_anchor_several_updates_need_no_scoring(tmp_path):
-    machines = Machines(tmp_path, "algorithm.anchor=rollout").run()
+    machines = Machines(tmp_path, "algorithm.anchor=rollout", ALL_TEACH).run()
     assert len(machines.policy.updates) == 6
     assert machines.events.count("score") == 1, "at the start, to compare"
     assert all(p.columns.old is None for packs, _ in machines.policy.updates for own in packs for p in own)
@@ -496,6 +498,42 @@ def test_groups_that_teach_nothing_are_counted_and_not_computed(tmp_path):
     sizes = sorted(sum(len(p.samples) for own in packs for p in own) for packs, _ in machines.policy.updates)
     assert sizes == teaching
     assert machines.lines[1]["update/zero_advantage_samples"] == 16 - sum(teaching)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("trainer.updates_per_step=1",),
+        ("trainer.updates_per_step=4", "trainer.epochs_per_step=2"),
+        ("trainer.updates_per_step=1", "pipeline.max_lag=2"),
+        ("algorithm.anchor=rollout", "trainer.updates_per_step=4"),
+    ],
+    ids=str,
+)
+def test_a_kl_term_changes_the_meaning_of_no_metric(tmp_path, options):
+    """Without one, groups that teach nothing are not computed; the metrics are of all tokens all the same."""
+    for name in ("with", "without"):
+        (tmp_path / name).mkdir()
+    line = Machines(tmp_path / "with", *options, "trainer.steps=1", reference=True).run().lines[1]
+    other = Machines(tmp_path / "without", *options, "trainer.steps=1").run().lines[1]
+    assert 0 == line["update/zero_advantage_samples"] < other["update/zero_advantage_samples"]
+    names = ["entropy", "clip_fraction", "clip_fraction/low", "clip_fraction/high", "mismatch/mean_abs"]
+    assert {n: other[n] for n in names} == pytest.approx({n: line[n] for n in names}, abs=1e-6)
+
+
+def test_engines_that_drift_are_noticed_where_no_sample_teaches(tmp_path):
+    machines = Machines(tmp_path, "trainer.updates_per_step=1", evals=0)
+    machines.rewards.judge_one = lambda row: Verdict(0.0, {"zigzag": 0.0})
+    scored: list[list[int]] = []
+
+    def score(packs):
+        scored.append([s for own in packs for p in own for s in p.samples])
+        return [[p.rollout + np.float32(0.25 * (len(scored) > 1)) for p in own] for own in packs]
+
+    machines.policy.score = score
+    with pytest.raises(Disagreement, match=r"step 1: rollout and old log-probs differ by 0\.25 on average"):
+        machines.run()
+    assert len(scored[1]) == 1, "a sixteenth of the samples"
 
 
 def test_a_whole_mini_batch_without_verdicts_is_an_empty_update(tmp_path):

@@ -1,7 +1,8 @@
 """Updates of the policy as the papers write them: one sample after the other, without packs, ranks and DeepSpeed.
 
-Loss of a mini-batch: Σ over samples and tokens of w (-min(r A, clip(r, 0.8, 1.2) A) + β (exp(d) - d - 1)),
-r = π / old (arXiv 1707.06347, eq. 7), d = log ref - log π (k3, arXiv 2402.03300, eq. 4), w as in `WEIGHTS`.
+Loss of a mini-batch: Σ over samples and tokens of -w min(r A, clip(r, 0.8, 1.2) A) + u β (exp(d) - d - 1),
+r = π / old (arXiv 1707.06347, eq. 7), d = log ref - log π (k3, arXiv 2402.03300, eq. 4), w as in `WEIGHTS`; u is w, but
+1 / (N · own length) with `decoupled`: α L_0 + 1/T Σ L_t - β KL, of which α is for the policy loss (arXiv 2505.13379).
 """
 
 from collections.abc import Callable
@@ -49,23 +50,24 @@ class PlainPolicy:
     def weights(self) -> Tensor:
         return torch.cat([p.detach().flatten() for p in self.model.parameters()])
 
-    def forward(self, prompt: list[int], tokens: list[int]) -> tuple[Tensor, Tensor]:
-        """Log-probs of a completion's tokens, and entropies.  [K], [K]"""
+    def forward(self, prompt: list[int], tokens: list[int]) -> Tensor:
+        """Log-probs of a completion's tokens.  [K]"""
         logits = self.model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
-        logprobs = logits.log_softmax(-1)
-        return logprobs[range(len(tokens)), tokens], -(logprobs.exp() * logprobs).sum(-1)
+        return logits.log_softmax(-1)[range(len(tokens)), tokens]
 
     def score(self, batch: Batch) -> list[Tensor]:
         prompts = [batch.prompts[group].tokens for group in batch.groups]
         with torch.no_grad():
-            return [self.forward(p, s.tokens.tolist())[0] for p, s in zip(prompts, batch.samples, strict=True)]
+            return [self.forward(p, s.tokens.tolist()) for p, s in zip(prompts, batch.samples, strict=True)]
 
     def update(self, samples: list[PlainSample], normalize: str, lr: float, kl_coef: float) -> dict[str, float]:
         """Makes one update. Returns sums over tokens, the largest mismatch and the norm of the gradient."""
         self.adam.zero_grad()
-        weights = WEIGHTS[normalize]([len(sample.tokens) for sample in samples])
-        pairs = zip(samples, weights, strict=True)
-        results = [self.backward(sample, torch.tensor(weight), kl_coef) for sample, weight in pairs]
+        lengths = [len(sample.tokens) for sample in samples]
+        weights = WEIGHTS[normalize](lengths)
+        kl_weights = WEIGHTS["sequence_mean" if normalize == "decoupled" else normalize](lengths)
+        rows = zip(samples, weights, kl_weights, strict=True)
+        results = [self.backward(sample, torch.tensor(w), kl_coef * torch.tensor(u)) for sample, w, u in rows]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).item()
         for group in self.adam.param_groups:
             group["lr"] = lr
@@ -73,16 +75,16 @@ class PlainPolicy:
         sums = {name: sum(result[name] for result in results) for name in results[0]}
         return sums | {"mismatch_max": max(result["mismatch_max"] for result in results), "grad_norm": norm}
 
-    def backward(self, sample: PlainSample, weights: Tensor, kl_coef: float) -> dict[str, float]:
+    def backward(self, sample: PlainSample, weights: Tensor, kl_weights: Tensor) -> dict[str, float]:
         """Adds a sample's gradient. Returns its sums over tokens, and its largest mismatch."""
-        logprobs, entropies = self.forward(sample.prompt, sample.tokens)
+        logprobs = self.forward(sample.prompt, sample.tokens)
         advantages, ref = torch.from_numpy(sample.advantages), torch.from_numpy(sample.ref)
         ratio, d = (logprobs - sample.old).exp(), ref - logprobs
         kl = d.exp() - d - 1
         policy = -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
-        loss = (weights * (policy + kl_coef * kl)).sum()
+        loss = (weights * policy + kl_weights * kl).sum()
         loss.backward()
         mismatch = (sample.old - torch.tensor(sample.rollout)).abs()
-        columns = {"loss": loss, "kl": kl, "entropy": entropies, "mismatch": mismatch, "tokens": torch.ones_like(kl)}
+        columns = {"loss": loss, "kl": kl, "mismatch": mismatch, "computed": torch.ones_like(kl)}
         columns |= {"clip_low": (ratio < 0.8) & (advantages < 0), "clip_high": (ratio > 1.2) & (advantages > 0)}
         return {name: column.sum().item() for name, column in columns.items()} | {"mismatch_max": mismatch.max().item()}

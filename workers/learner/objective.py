@@ -20,6 +20,8 @@ class Objective:
     """`Objective(config, device)(pack, (logprobs, entropy))` is a pack's share of the loss, a scalar.
 
     loss = Σ weight · (policy loss · correction + kl_coef · KL − entropy_coef · entropy + old_kl_coef · ½ (log ratio)²)
+
+    With `normalize: decoupled`, all terms but the policy loss have weights of their own.
     """
 
     def __init__(self, config: Config, device: Any):
@@ -36,14 +38,14 @@ class Objective:
 
     def start_minibatch(self, kl_coef: float) -> None:
         """Resets the sums."""
-        names = ["loss", "kl", "entropy", "clip_low", "clip_high", "mismatch", "mismatch_max", "tokens"]
+        names = ["loss", "kl", "clip_low", "clip_high", "mismatch", "mismatch_max", "computed"]
         if self.correction:
-            names += ["correction", "correction_squared", "masked"]
+            names += ["correction", "correction_squared", "masked", "corrected"]
         self.kl_coef, self.sums = kl_coef, dict.fromkeys(names, torch.zeros((), device=self.device))
         self.bad_sample = FirstBadSample(self.device)
 
     def sums_over_tokens(self) -> dict[str, float]:
-        """Returns sums over the mini-batch's tokens, and its largest mismatch. Only this waits for the device."""
+        """Returns sums over the computed tokens, and their largest mismatch. Only this waits for the device."""
         return {name: total.item() for name, total in self.sums.items()}
 
     def __call__(self, pack: Pack, outputs: tuple[Any, Any]) -> Any:
@@ -55,12 +57,15 @@ class Objective:
         self.bad_sample.observe(pack, logprobs, terms.loss)
         if pack.samples:
             policy, weight = terms.policy, terms.correction
-            self.add(loss=total, entropy=entropy, clip_low=policy.clipped_low, clip_high=policy.clipped_high)
+            self.add(loss=total, clip_low=policy.clipped_low, clip_high=policy.clipped_high)
             self.add_mismatch((terms.old - columns.rollout).abs())
             if terms.kl is not None:
                 self.add(kl=terms.kl)
             if weight is not None:
+                # The others have no policy loss to correct; whether they are here at all depends on a KL term.
+                weight = weight[columns.advantages != 0]
                 self.add(correction=weight, correction_squared=weight.square(), masked=weight == 0)
+                self.add(corrected=torch.ones_like(weight))
         return total
 
     def slopes(self, pack: Pack, factor: float) -> Slopes | None:
@@ -82,7 +87,16 @@ class Objective:
 
     def columns(self, pack: Pack) -> "TokenColumns":
         c = pack.columns
-        columns = (c.old, pack.rollout, c.advantages, pack.sequences, c.ref, c.old_kl_coef, pack.weights)
+        columns = (
+            c.old,
+            pack.rollout,
+            c.advantages,
+            pack.sequences,
+            c.ref,
+            c.old_kl_coef,
+            pack.weights,
+            c.term_weights,
+        )
         return TokenColumns(*(None if column is None else to_device(column, self.device) for column in columns))
 
     def terms(self, columns: "TokenColumns", logprobs: torch.Tensor, entropy: torch.Tensor) -> "Terms":
@@ -90,10 +104,12 @@ class Objective:
         sequences = columns.sequences.long()
         anchor = columns.rollout if self.anchor == "rollout" else old
         policy = self.loss(logprobs, anchor, columns.advantages, sequences, **self.loss_options)
-        loss, weight, divergence = policy.loss, None, None
+        loss, weight, divergence, weights = policy.loss, None, None, columns.weights
         if self.correction:
             weight = self.correction(old, columns.rollout, sequences, **self.correction_options)
             loss = loss * weight
+        if columns.term_weights is not None:
+            loss, weights = loss * (columns.weights / columns.term_weights), columns.term_weights
         if columns.ref is not None:
             divergence = self.kl(logprobs, columns.ref)
             loss = loss + self.kl_coef * divergence
@@ -101,7 +117,7 @@ class Objective:
             loss = loss - self.entropy_coef * entropy
         if columns.old_kl_coef is not None:
             loss = loss + columns.old_kl_coef * kl.k2(logprobs, old)
-        return Terms(loss * columns.weights, policy, weight, divergence, old)
+        return Terms(loss * weights, policy, weight, divergence, old)
 
     def add(self, **columns: torch.Tensor) -> None:
         """Adds each column's sum to the sum of the same name."""
@@ -110,7 +126,7 @@ class Objective:
 
     def add_mismatch(self, gap: torch.Tensor) -> None:
         """`gap` [K]: |old − rollout|."""
-        self.add(mismatch=gap, tokens=torch.ones_like(gap))
+        self.add(mismatch=gap, computed=torch.ones_like(gap))
         self.sums["mismatch_max"] = torch.maximum(self.sums["mismatch_max"], gap.max())
 
 
@@ -124,6 +140,7 @@ class TokenColumns(NamedTuple):
     ref: Any
     old_kl_coef: Any
     weights: Any
+    term_weights: Any
 
     def some(self, which: Any) -> "TokenColumns":
         return TokenColumns(*(None if column is None else column[which] for column in self))

@@ -10,7 +10,14 @@ import torch
 from fakes import make_batch, make_config
 
 from rlsys.algorithms.losses import LOSSES
-from rlsys.packs.minibatches import MiniBatch, drop_zero_advantage, loss_weights
+from rlsys.packs.minibatches import (
+    MiniBatch,
+    draw_by_tokens,
+    drop_zero_advantage,
+    left_out,
+    loss_weights,
+    weigh_other_terms,
+)
 from rlsys.types import Columns
 
 LENGTHS = [2, 3, 1, 2]  # of samples 0 to 3, of which 1 and 2 have no advantage
@@ -30,6 +37,15 @@ def test_the_weights_of_first_tokens_are_those_of_control_tokens_alone(tmp_path)
     assert weights.tolist() == pytest.approx([0.5 / 3, 1 / 6, 1 / 6, 0.5 / 3, 1 / 3, 1 / 6, 1 / 6])
     weights = loss_weights(make_config(tmp_path, *options), batch, [2, 0])
     assert weights.tolist() == pytest.approx([0.25, 0.5, 0.25, 0.25, 0.25]), "without names, every first token is one"
+
+
+def test_decoupled_weighs_other_terms_as_means_over_sequences(tmp_path):
+    batch, columns = make_batch([1, 0, 1], [0, 0, 1], lengths=[3, 2, 2]), Columns(ref=np.zeros(7, np.float32))
+    config = make_config(tmp_path, "algorithm.normalize=decoupled")
+    weights = weigh_other_terms(config, batch, [0, 2], columns).term_weights
+    assert weights.tolist() == pytest.approx([1 / 6] * 3 + [0] * 2 + [1 / 4] * 2)
+    assert weigh_other_terms(config, batch, [0, 2], Columns()).term_weights is None, "the policy loss is alone"
+    assert weigh_other_terms(make_config(tmp_path), batch, [0, 2], columns) is columns
 
 
 def test_a_sample_that_ended_at_any_limit_can_be_left_out(tmp_path):
@@ -130,3 +146,18 @@ def test_gspo_gmpo_and_sapo_are_means_over_sequences_by_default(tmp_path, loss, 
 def test_the_other_losses_are_means_over_tokens_by_default(tmp_path, loss):
     weights = loss_weights(make_config(tmp_path, f"algorithm.loss={loss}"), make_batch([1, 0], [0, 0], [2, 6]), [0, 1])
     assert weights.tolist() == [0.125] * 8
+
+
+def test_samples_are_drawn_as_often_as_they_have_tokens():
+    lengths, rng = np.array([1, 4, 2, 9, 30, 2]), np.random.default_rng(0)
+    draws = [draw_by_tokens(lengths, 1 / 3, rng) for _ in range(4000)]
+    assert {len(drawn) for drawn in draws} == {2}
+    shares = np.bincount(np.concatenate(draws), minlength=6) / 8000
+    assert shares.tolist() == pytest.approx((lengths / lengths.sum()).tolist(), abs=0.01)
+    assert draw_by_tokens(np.array([3]), 1 / 16, rng) == [0], "at least one"
+
+
+def test_left_out_samples_are_those_with_tokens_of_no_weight(tmp_path):
+    batch = make_batch([1, 0, 0, 1], [0, 0, 1, 1], lengths=[2, 0, 3, 1])
+    mini = MiniBatch(0, [0, 1, 2, 3], np.float32([0, 0.5, 0, 0, 0, 1]))
+    assert left_out(batch, mini) == [2]

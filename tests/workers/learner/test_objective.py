@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from rlsys.config.schema import Config, ConfigError
-from rlsys.packs.packing import empty_pack
-from rlsys.types import Columns, Floats, Ints, Pack
+from rlsys.packs.minibatches import loss_weights, weigh_other_terms
+from rlsys.packs.packing import empty_pack, pack
+from rlsys.types import Batch, Columns, Floats, Ints, Pack, Prompt, Sample
 from workers.learner.objective import Objective
 
 
@@ -64,8 +65,7 @@ def test_on_policy_it_is_the_weighted_sum_of_the_policy_gradient(tiny: Callable[
     assert logprobs.grad.tolist() == pytest.approx([-0.5, -0.25, 0.5])
     assert entropy.grad is None
     assert loss.sums_over_tokens()["loss"] == pytest.approx(-0.25)
-    assert loss.sums_over_tokens()["entropy"] == pytest.approx(0.6)
-    assert [loss.sums_over_tokens()[name] for name in ("tokens", "kl", "mismatch", "clip_low", "clip_high")] == [
+    assert [loss.sums_over_tokens()[name] for name in ("computed", "kl", "mismatch", "clip_low", "clip_high")] == [
         3,
         0,
         0,
@@ -169,6 +169,58 @@ def test_a_correction_weights_the_policy_loss_but_not_the_kl(tiny: Callable[...,
     assert loss.sums_over_tokens()["mismatch_max"] == pytest.approx(math.log(2), rel=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_degrpo_decouples_the_policy_loss_and_nothing_else(tiny: Callable[..., Config], seed: int) -> None:
+    """1/G Σ_i (α L_i0 + 1/T_i Σ_t L_it + 1/(1 + T_i) Σ_t (β KL - c H)), Σ_t over T_i tokens without the control token.
+
+    arXiv 2505.13379, eq. 4 for L and KL. Answers without a control token are means as in GRPO.
+    """
+    alpha, beta, bonus, control = 0.01, 0.7, 0.3, 5
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 9, 6).tolist()
+    config = tiny("algorithm.normalize=decoupled", f"algorithm.control_weight={alpha}", f"entropy.coef={bonus}")
+    first, members = [control, 1, control, control, 2, control], [0, 1, 3, 4, 5]
+    tokens = [ints(token, *[3] * (n - 1)) for token, n in zip(first, lengths, strict=True)]
+    samples = [Sample("p", i, "", t, np.zeros(len(t), np.float32), "stop", 0) for i, t in enumerate(tokens)]
+    prompt = Prompt("p", "made", "", [2, 4], {})
+    batch = Batch([prompt], samples, np.zeros(6, np.int64), rng.normal(size=6).astype(np.float32), [{}] * 6)
+    old, moves, gaps = (-rng.random((3, sum(lengths))) * [[3], [0.4], [1]]).astype(np.float32)
+    ref = old + moves + gaps
+    columns = Columns(advantages=np.repeat(batch.rewards, lengths), old=old, ref=ref)
+    new, entropies = torch.tensor(old + moves, requires_grad=True), torch.rand(sum(lengths), requires_grad=True)
+
+    expected: torch.Tensor = torch.zeros(())
+    ends = np.cumsum(lengths).tolist()
+    for m in members:
+        losses, others = [], []
+        for t in range(ends[m] - lengths[m], ends[m]):
+            ratio, advantage, d = (new[t] - float(old[t])).exp(), float(batch.rewards[m]), float(ref[t]) - new[t]
+            losses.append(-torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage))
+            others.append(beta * (d.exp() - d - 1) - bonus * entropies[t])
+        rest = losses
+        if first[m] == control:
+            expected, rest = expected + alpha * losses[0] / len(members), losses[1:]
+        expected = expected + sum(rest) / max(len(rest), 1) / len(members) + sum(others) / len(others) / len(members)
+    wanted = torch.autograd.grad(expected, (new, entropies))
+
+    weighed = weigh_other_terms(config, batch, members, columns)
+    weights = loss_weights(config, batch, members, [control])
+    packs = pack(batch, members, ranks=2, tokens_per_pack=24, columns=weighed, weights=weights)
+    loss, parts = objective(config, kl_coef=beta), batch.split(np.arange(sum(lengths)))
+    total: torch.Tensor = torch.zeros(())
+    for p in packs[0] + packs[1]:
+        places = torch.from_numpy(np.concatenate([parts[m] for m in p.samples] or [ints()])).long()
+        total = total + loss(p, (new[places], entropies[places]))
+        slopes = loss.slopes(p, 1)
+        assert slopes
+        of_logprobs, of_entropies = slopes(slice(None), new.detach()[places], entropies.detach()[places])
+        torch.testing.assert_close(of_logprobs, wanted[0][places], atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(of_entropies, wanted[1][places], atol=1e-6, rtol=1e-4)
+    assert total.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-6)
+    for actual, grad in zip(torch.autograd.grad(total, (new, entropies)), wanted, strict=True):
+        torch.testing.assert_close(actual, grad, atol=1e-6, rtol=1e-4)
+
+
 def test_clipped_tokens_are_counted_by_side(tiny: Callable[..., Config]) -> None:
     loss = objective(tiny("algorithm.clip_low=0.1", "algorithm.clip_high=0.3"))
     loss(with_columns(old=LOGPROBS - np.log(floats(1.5, 1.2, 0.8))), outputs())
@@ -227,8 +279,8 @@ def test_a_pack_that_adds_nothing_has_a_gradient_of_zero(tiny: Callable[..., Con
 
 def first_bad_sample(config: Config, *packs: Pack) -> float:
     loss = objective(config, kl_coef=1.0)
-    for pack in packs:
-        loss(pack, outputs()).backward()  # type: ignore[no-untyped-call]
+    for p in packs:
+        loss(p, outputs()).backward()  # type: ignore[no-untyped-call]
     return loss.bad_sample.index()
 
 

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlsys.config.methods import NORMALIZERS
 from rlsys.config.schema import Config
 from rlsys.models.weight_files import weight_file_problems
+from rlsys.packs.minibatches import weigh_other_terms
 from rlsys.packs.packing import pack, token_weights, unpack
 from rlsys.runs.errors import WorkerFailed
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample
@@ -65,10 +67,12 @@ def train(group: PolicyGroup, tokens_per_pack: int, step: int) -> list[dict[str,
     scored = pack(batch, range(16), ranks=group.ranks, tokens_per_pack=tokens_per_pack)
     old = unpack(scored, group.score(scored), 16)
     columns = Columns(advantages=advantages_of(batch), old=old, ref=moved(old, step))
+    algorithm = replace(group.config.algorithm, normalize=NORMALIZERS[step])
     results = []
     for members in MINIBATCHES:
         by_token = weigh(batch, members, NORMALIZERS[step])
-        options = {"tokens_per_pack": tokens_per_pack, "columns": columns, "weights": by_token}
+        weighed = weigh_other_terms(replace(group.config, algorithm=algorithm), batch, members, columns)
+        options = {"tokens_per_pack": tokens_per_pack, "columns": weighed, "weights": by_token}
         results.append(group.update(pack(batch, members, ranks=group.ranks, **options), LR, KL_COEF))
     return results
 
