@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from launch import datasets
 from launch.printing import make_table, print_line
+from rlsys.checks.notes import find_notes
 from rlsys.checks.unused import find_unused_options
 from rlsys.config.schema import Config, ConfigError
 from rlsys.runs.checkpoint import Checkpoints, SavedCheckpoint
@@ -94,7 +95,7 @@ def run_training(
     if problems := missing_libraries(config.tracking):
         raise ConfigError(problems)
     datasets.peek(config)
-    for sentence in find_unused_options(config):
+    for sentence in [*find_unused_options(config), *find_notes(config)]:
         progress.note(sentence)
     watchdog = Watchdog.from_config(config, run.logs, stop, progress.note, run.record_event)
     try:

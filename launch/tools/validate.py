@@ -6,6 +6,7 @@ from rich.table import Table
 from launch.printing import make_table, print_line, print_unwrapped, text_column
 from launch.tools.local_data import find_missing_bos
 from rlsys.checks import check
+from rlsys.checks.notes import find_notes
 from rlsys.checks.unused import find_unused_options
 from rlsys.config.loading import defaults, gpu_defaults, load_config
 from rlsys.config.option_comments import option_comments
@@ -25,7 +26,7 @@ def validate(path: str, overrides: tuple[str, ...], console: Console) -> None:
     if problems := missing_libraries(config.tracking):
         raise ConfigError(problems)
     print_overview(config, path, console)
-    for warning in [*find_unused_options(config), *find_missing_bos(config)]:
+    for warning in [*find_unused_options(config), *find_notes(config), *find_missing_bos(config)]:
         print_line(console, f"warning: {warning}", "yellow")
 
 

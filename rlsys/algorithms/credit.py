@@ -15,7 +15,7 @@ from rlsys.algorithms import advantages, entropy_control, kl, length_penalty, mo
 from rlsys.algorithms.entropy_control import TokenMask
 from rlsys.algorithms.gae import gae, whiten
 from rlsys.algorithms.turns import turn_rows
-from rlsys.config.derived import kl_estimator
+from rlsys.config.derived import controlled_share, kl_estimator
 from rlsys.config.methods import ADVANTAGES
 from rlsys.config.options import reject_unused_options, require_shape, select_options
 from rlsys.config.plugins import load_function, short_name
@@ -196,11 +196,11 @@ class CreditAssignment:
         assert columns.old is not None
         assert columns.advantages is not None
         if e.control == "kl_cov":
-            held = entropy_control.kl_cov(columns.old, columns.advantages, share=e.share)
+            held = entropy_control.kl_cov(columns.old, columns.advantages, share=controlled_share(self.config))
             return replace(columns, old_kl_coef=(e.kl_coef * held).astype(np.float32)), held
         rng = np.random.default_rng(derive_seed(self.config.run.seed, step, "clip_cov"))
         dropped = entropy_control.clip_cov(
-            columns.old, columns.advantages, share=e.share, low=e.low, high=e.high, rng=rng
+            columns.old, columns.advantages, share=controlled_share(self.config), low=e.low, high=e.high, rng=rng
         )
         return replace(columns, advantages=np.where(dropped, np.float32(0), columns.advantages)), dropped
 

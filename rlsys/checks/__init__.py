@@ -11,6 +11,7 @@ rewards    reward
 episodes   episode
 data       data, eval
 unused     options without effect, which are no error
+notes      choices that are probably not meant, which are no error
 """
 
 from itertools import chain

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlsys.config.derived import SEQUENCE_LOSSES, correction_method, kl_estimator, token_weighting
+from rlsys.config.derived import SEQUENCE_LOSSES, correction_method, kl_estimator, token_weighting, updates_of_step
 from rlsys.config.methods import ADVANTAGES, CORRECTIONS, LOSSES, AlgorithmConfig
 from rlsys.config.plugins import user_function_problems
 from rlsys.config.schema import Config
@@ -21,6 +21,17 @@ def check_algorithm(c: Config) -> Iterator[str]:
         yield (
             "algorithm.loss reinforce has no ratio, so algorithm.anchor rollout would change nothing. Use "
             "algorithm.anchor old, or a loss with a ratio such as ppo_clip."
+        )
+    if a.loss == "reinforce" and updates_of_step(c) > 1:
+        yield (
+            f"algorithm.loss reinforce has no ratio, and a step makes {updates_of_step(c)} updates: the later ones would "
+            "train on samples of another policy as if they were their own. Use trainer.updates_per_step 1 and "
+            "epochs_per_step 1, or a loss with a ratio such as ppo_clip."
+        )
+    if a.loss == "reinforce" and c.pipeline.max_lag and correction_method(c) == "none":
+        yield (
+            f"algorithm.loss reinforce has no ratio, and with pipeline.max_lag {c.pipeline.max_lag} samples are of older "
+            "weights. Use correction.method auto, pipeline.max_lag 0, or a loss with a ratio such as ppo_clip."
         )
     yield from user_function_problems("algorithm.advantage", a.advantage)
     yield from user_function_problems("algorithm.loss", a.loss)
@@ -170,7 +181,7 @@ def check_entropy(c: Config) -> Iterator[str]:
     if not e.low <= e.high:
         yield f"entropy.low ({e.low:g}) is above entropy.high ({e.high:g}); no covariance is between them. Exchange them."
     if e.control != "none" and e.share == 0:
-        yield f"entropy.share is 0: entropy.control {e.control} would take no token. Use 0.002, or entropy.control none."
+        yield f"entropy.share is 0: entropy.control {e.control} would take no token. Use null, or entropy.control none."
     if e.control == "kl_cov" and t.updates_per_step * t.epochs_per_step == 1:
         yield (
             "entropy.control kl_cov has no gradient in a step's first update, and with trainer.updates_per_step 1 and "

@@ -22,6 +22,13 @@ def token_weighting(c: Config) -> str:
     return "sequence_mean" if c.algorithm.loss in MEAN_OF_SEQUENCES else "token_mean"
 
 
+def controlled_share(c: Config) -> float:
+    """The share of tokens that entropy.control acts on: by default, that of the control's paper."""
+    if c.entropy.share is not None:
+        return c.entropy.share
+    return 2e-4 if c.entropy.control == "clip_cov" else 2e-3
+
+
 def samples_differ(c: Config) -> bool:
     """True if the probabilities that samples were drawn with are not the policy's: its weights or rounding differ."""
     return c.pipeline.max_lag > 0 or "bfloat16" in (c.rollout.dtype, c.policy.dtype)

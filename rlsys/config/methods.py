@@ -61,7 +61,9 @@ class AlgorithmConfig:
     max_ratio: float | None = positive(None)  # dppo_tv: larger ratios weigh as this (20); dcpo: the highest bound (10)
     tau_pos: float | None = positive(None)  # sapo: steepness of the gate at a positive advantage
     tau_neg: float | None = positive(None)  # sapo: steepness of the gate at a negative advantage
-    normalize: str = one_of("auto", *NORMALIZERS)  # how the loss weights tokens; auto: as in its paper
+    normalize: str = one_of(
+        "auto", *NORMALIZERS
+    )  # how the loss weights tokens; auto: sequence_mean for gspo, gmpo, sapo and dcpo, else token_mean
     constant: int = not_negative(0)  # tokens per sequence that normalize=constant divides by; 0: rollout.max_new_tokens
     control_weight: float = not_negative(1e-3)  # weight of a control token (α) with normalize=decoupled
     control_tokens: dict[str, float] = field(
@@ -81,7 +83,9 @@ class CorrectionConfig:
 class EntropyConfig:
     coef: float = not_negative(0.0)  # weight of an entropy bonus in the loss
     control: str = one_of("none", "clip_cov", "kl_cov")  # excludes tokens of high covariance, or holds them by KL
-    share: float = share(0.002)  # share of all tokens that the control acts on; at least one token
+    share: float | None = share(
+        None
+    )  # share of all tokens that the control acts on; at least one token; null: 2e-4 with clip_cov, 2e-3 with kl_cov
     low: float = 1.0  # clip_cov: lowest covariance of a token that it acts on
     high: float = 5.0  # clip_cov: highest covariance of a token that it acts on
     kl_coef: float = not_negative(

@@ -227,6 +227,14 @@ from rlsys.pipeline import SyncSchedule
             ["algorithm.anchor rollout", "correction.method tis", "again", "Use correction.method none"],
         ),
         (
+            "algorithm.loss=reinforce trainer.updates_per_step=2 trainer.epochs_per_step=3",
+            ["algorithm.loss reinforce has no ratio", "6 updates", "updates_per_step 1", "such as ppo_clip"],
+        ),
+        (
+            "algorithm.loss=reinforce pipeline.max_lag=2 correction.method=none",
+            ["algorithm.loss reinforce has no ratio", "pipeline.max_lag 2", "correction.method auto"],
+        ),
+        (
             "algorithm.anchor=rollout algorithm.loss=reinforce",
             ["algorithm.loss reinforce has no ratio", "algorithm.anchor old", "such as ppo_clip"],
         ),
@@ -334,7 +342,7 @@ from rlsys.pipeline import SyncSchedule
             ["max_rl", "0 or more", "reference.kl_in loss"],
         ),
         ("entropy.share=1.5", ["entropy.share is 1.5", "between 0 and 1"]),
-        ("entropy.control=clip_cov entropy.share=0", ["entropy.share is 0", "take no token", "0.002, or"]),
+        ("entropy.control=clip_cov entropy.share=0", ["entropy.share is 0", "take no token", "null, or"]),
         ("entropy.control=clip_cov entropy.low=6", ["entropy.low (6)", "entropy.high (5)"]),
         ("algorithm.advantage=gae critic.gamma=1.01", ["critic.gamma is 1.01", "between 0 and 1"]),
         ("algorithm.advantage=gae critic.lam=1.01", ["critic.lam is 1.01", "between 0 and 1"]),

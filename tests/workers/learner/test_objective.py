@@ -146,7 +146,7 @@ def test_the_entropy_bonus_lowers_the_loss_and_has_a_gradient(tiny: Callable[...
 
 
 def test_kl_cov_keeps_its_tokens_near_their_old_log_probs(tiny: Callable[..., Config]) -> None:
-    loss = objective(tiny("algorithm.loss=reinforce"))
+    loss = objective(tiny("algorithm.loss=reinforce", "trainer.updates_per_step=1"))
     pack = with_columns(old=LOGPROBS - floats(0, 2, 2), old_kl_coef=floats(3, 3, 0))
     logprobs, entropy = outputs()
     plain = loss(with_columns(old=LOGPROBS - floats(0, 2, 2)), outputs()).item()
@@ -295,7 +295,12 @@ def test_the_first_sample_that_is_not_a_number_is_found(tiny: Callable[..., Conf
 def test_an_infinite_loss_or_an_infinite_gradient_is_found(tiny: Callable[..., Config]) -> None:
     assert first_bad_sample(tiny(), with_columns(ref=floats(-1, -2, -math.inf))) == 1
     steep = with_columns(advantages=floats(-3e38, 1, 1), old=LOGPROBS)
-    assert first_bad_sample(tiny("algorithm.loss=reinforce"), replace(steep, weights=floats(1, 1, 1))) == math.inf
+    assert (
+        first_bad_sample(
+            tiny("algorithm.loss=reinforce", "trainer.updates_per_step=1"), replace(steep, weights=floats(1, 1, 1))
+        )
+        == math.inf
+    )
     loss = objective(tiny())
     logprobs, entropy = outputs()
     total = loss(PACK, (logprobs, entropy))

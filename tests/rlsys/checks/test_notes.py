@@ -1,0 +1,27 @@
+"""Choices that are probably not meant are named at the start of a run, and others are not."""
+
+import pytest
+
+from rlsys.checks.notes import find_notes
+from rlsys.config.loading import load_config
+
+CASES = [  # named; what makes it right
+    ("algorithm.loss=sapo algorithm.normalize=token_mean", "algorithm.normalize=auto", "sapo was published with"),
+    ("algorithm.loss=dcpo algorithm.normalize=sequence_sum", "algorithm.normalize=auto", "dcpo was published with"),
+    ("algorithm.advantage=dr_grpo", "algorithm.normalize=constant", "Dr. GRPO's paper has constant"),
+    ("algorithm.normalize=decoupled", "algorithm.control_tokens.a=1", "of weight 0.001"),
+    ("reference.kl_coef=1 reference.kl_in=reward algorithm.kl=k3", "algorithm.kl=k1", "k3 in the reward"),
+    ("algorithm.std=none algorithm.eps=0.01", "algorithm.std=sample", "eps 0.01: without effect"),
+    ("reward.per_token=true", "reward.per_token=false", "negative reward"),
+    ("policy.warmup_updates=999 trainer.steps=5", "policy.warmup_updates=2", "has 5 updates"),
+]
+
+
+@pytest.mark.parametrize(("options", "right", "note"), CASES)
+def test_a_choice_is_noted_until_it_is_right(tmp_path, options, right, note):
+    (tmp_path / "base.yaml").write_text("model: {path: builtin:tiny}\n")
+    find = lambda *overrides: list(find_notes(load_config(tmp_path / "base.yaml", overrides)))  # noqa: E731
+    assert find() == []
+    (sentence,) = find(*options.split())
+    assert note in sentence
+    assert find(*options.split(), right) == []
