@@ -116,7 +116,8 @@ def test_the_gradient_at_some_targets_is_known_without_the_others(
         ),
         rollout=LOGPROBS + floats(0.2, -0.1, 0.1),
     )
-    terms = objective(tiny(f"algorithm.loss={loss}", *options), kl_coef=0.5)
+    on_policy = ["trainer.updates_per_step=1"] * (loss == "reinforce")
+    terms = objective(tiny(f"algorithm.loss={loss}", *options, *on_policy), kl_coef=0.5)
     logprobs, entropy = outputs()
     (terms(pack, (logprobs, entropy)) * 3).backward()
     slopes = terms.slopes(pack, 3)
