@@ -26,6 +26,26 @@ TOOL_FORMATS = (
     (("ipython", '"parameters": '), "llama3_json"),
 )
 TOOL_PARSERS_OF_TYPES = {"llama4": "llama4_pythonic", "granite": "granite", "granitemoehybrid": "granite4"}
+# What ends a call, by its parser; between two marks may be blanks. BRACKETS: nothing but the brackets that it opens.
+BRACKETS = "[{}]"
+CALL_ENDS = {
+    **dict.fromkeys(("hermes", "qwen3_json", "granite4", "ernie45", "glm45", "glm47", "poolside_v1"), "</tool_call>"),
+    **dict.fromkeys(("qwen3_coder", "qwen3_xml", "step3p5", "mimo"), "</function> </tool_call>"),
+    **dict.fromkeys(("mistral", "granite", "phi4_mini_json", "llama3_json", "llama4_json", "xlam"), BRACKETS),
+    **dict.fromkeys(("pythonic", "llama4_pythonic"), BRACKETS),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v31"), "<｜tool▁call▁end｜>"),
+    **dict.fromkeys(("kimi_k2", "lfm2"), "<|tool_call_end|>"),
+    **dict.fromkeys(("jamba", "hunyuan_a13b"), "</tool_calls>"),
+    "openai": "<|call|>",
+    "seed_oss": "</function> </seed:tool_call>",
+    "minimax_m2": "</invoke>",
+    "deepseek_v32": "</｜DSML｜invoke>",
+    "olmo3": "</function_calls>",
+    "functiongemma": "<end_function_call>",
+    "gemma4": "<tool_call|>",
+    "apertus": "<|tools_suffix|>",
+    "longcat": "</longcat_tool_call>",
+}
 REASONING_FORMATS = (
     (("<|channel|>", "analysis"), "openai_gptoss"),
     (("[THINK]",), "mistral"),

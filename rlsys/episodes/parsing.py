@@ -5,21 +5,25 @@ tokens ─▶ raw text ─▶ a parser of the model's format, if one is named �
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Protocol
 
 from rlsys.episodes.ask import Reply, ToolCall
+from rlsys.episodes.call_ends import calls_end
 from rlsys.episodes.calls import CUT, UNREADABLE, CallReader, Schema
 
 # How calls begin in the formats of known models. An answer with one, of which no parser makes a call, has a broken call.
 CALL_MARKERS = (
     *("<tool_call>", "<|tool_call>", "<|tool_call|>", "<|tool_call_start|>", "<|tool_calls_section_begin|>"),
+    *("<|tool_call_begin|>", "<invoke ", "<tool_calls>", "<|tools_prefix|>", "<longcat_tool_call>"),
     *("[TOOL_CALLS]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<|python_tag|>", "<function=", "functools["),
     *("<function_calls>", "<start_function_call>", "<seed:tool_call>", "<minimax:tool_call>", "to=functions."),
 )
 # Formats without a mark: a call is the whole answer.
-BARE_CALLS = {"json": r'\s*\{\s*"(name|function|parameters|arguments)"', "pythonic": r"\s*\[\s*\w+\("}
+BARE_CALLS = {"json": r'[\s;]*\{\s*"(name|function|parameters|arguments)"', "pythonic": r"\s*\[\s*\w+\("}
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class ReplyParser:
     ):
         self.tokenizer, self.parser = tokenizer, parser
         self.read_call = CallReader(tools)
+        self.tool_parser = tool_parser
         self.takes_calls = bool(tools) and bool(tool_parser)
         self.bare_call = next((pattern for word, pattern in BARE_CALLS.items() if word in tool_parser), None)
         self.special_tokens = {n: t.content for n, t in tokenizer.added_tokens_decoder.items() if t.special}
@@ -65,20 +70,33 @@ class ReplyParser:
         parts = self.parser(text, tokens) if self.parser else ReplyParts(text)
         reply.text, reply.reasoning = self.strip_special_tokens(parts.text), parts.reasoning
         if self.takes_calls:
-            reply.calls = self.read_calls(parts, raw, finish, turn)
+            whole, rest = (parts.calls, "") if ended else self.split_calls(parts, raw, tokens, finish)
+            reply.calls = self.read_calls(whole, raw, turn)
+            if len(whole) < len(parts.calls) or self.begins_call(rest if whole else written_text(parts, raw)):
+                error = CUT if finish == "length" else UNREADABLE
+                reply.calls.append(ToolCall("", {}, call_id(turn, len(whole)), error))
         return reply
 
-    def read_calls(self, parts: ReplyParts, raw: str, finish: str, turn: int) -> list[ToolCall]:
-        calls = [
+    def split_calls(self, parts: ReplyParts, raw: str, tokens: Sequence[int], finish: str) -> tuple[list[RawCall], str]:
+        """Returns the whole calls of an answer that was stopped, and the text after them.
+
+        A call is whole if the parser sees the same one in what is written up to the end of the last call.
+        """
+        calls, begin = parts.calls, len(raw) - len(written_text(parts, raw))
+        length = calls_end(raw[begin:], self.tool_parser)
+        if length is None:
+            return (calls[:-1] if finish == "length" else calls), ""
+        end = begin + length
+        count = bisect_left(range(len(tokens)), end, key=lambda n: len(self.tokenizer.decode(tokens[:n])))
+        pairs = zip(calls, self.parser(raw[:end], tokens[:count]).calls if self.parser else [], strict=False)
+        same = takewhile(lambda pair: (pair[0].name, pair[0].arguments) == (pair[1].name, pair[1].arguments), pairs)
+        return [call for call, _ in same], raw[end:]
+
+    def read_calls(self, calls: Sequence[RawCall], raw: str, turn: int) -> list[ToolCall]:
+        return [
             self.read_call(call.name, call.arguments, call.id if call.id in raw and call.id else call_id(turn, n))
-            for n, call in enumerate(parts.calls)
+            for n, call in enumerate(calls)
         ]
-        written = raw.replace(parts.reasoning, "", 1) if parts.reasoning else raw
-        if not calls and self.begins_call(written):
-            return [ToolCall("", {}, call_id(turn, 0), CUT if finish == "length" else UNREADABLE)]
-        if calls and finish == "length" and written.count("<tool_call>") > written.count("</tool_call>"):
-            calls[-1] = ToolCall(calls[-1].name, calls[-1].arguments, calls[-1].id, CUT)
-        return calls
 
     def begins_call(self, text: str) -> bool:
         return any(marker in text for marker in CALL_MARKERS) or bool(self.bare_call and re.match(self.bare_call, text))
@@ -87,6 +105,11 @@ class ReplyParser:
         for token in self.special_tokens.values():
             text = text.replace(token, "") if token else text
         return text
+
+
+def written_text(parts: ReplyParts, raw: str) -> str:
+    """Returns what follows the reasoning."""
+    return raw[max(raw.find(parts.reasoning), 0) + len(parts.reasoning) :] if parts.reasoning in raw else raw
 
 
 def call_id(turn: int, number: int) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 from rlsys.config.schema import ConfigError
 from rlsys.episodes.calls import Schema
 from rlsys.episodes.formats import known_reasoning_parsers, known_tool_parsers
-from rlsys.episodes.parsing import RawCall, ReplyParser, ReplyParts
+from rlsys.episodes.parsing import FormatParser, RawCall, ReplyParser, ReplyParts
+from workers.rollout.function_gemma import FunctionGemmaParser
 
 
 def make_reply_parser(
@@ -22,9 +23,11 @@ def make_reply_parser(
 ) -> ReplyParser:
     require_known(tool_parser, known_tool_parsers(), "tool_parser")
     require_known(reasoning_parser, known_reasoning_parsers(), "reasoning_parser")
-    parser = None
+    parser: FormatParser | None = None
     if tool_parser or reasoning_parser:
         parser = VllmParser(tokenizer, tool_parser, reasoning_parser, tools, template_options or {})
+    if parser and tool_parser == "functiongemma":
+        parser = FunctionGemmaParser(parser)
     return ReplyParser(tokenizer, parser, tools, tool_parser)
 
 
