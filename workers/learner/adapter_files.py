@@ -13,6 +13,7 @@ from rlsys.config.schema import Config, ConfigError, LoraConfig
 from rlsys.models.adapters import BASE, CONFIG, WEIGHTS, is_adapter_directory, read_adapter_config
 from rlsys.packs.lora import ALL_LINEAR, adapted_layers, is_adapter
 from workers.learner.partitioning import gathered
+from workers.learner.peft_proof import compare_with_peft
 from workers.learner.tensor_files import TensorFiles, tensor_bytes
 
 PREFIX = "base_model.model."  # PEFT's wrappers
@@ -65,6 +66,7 @@ def load_adapter(lm: Any, config: Config) -> None:
     read_adapter_config(folder)
     require_base(folder, base_fingerprint(lm), config.model.path)
     fill_adapters(lm, folder)
+    compare_with_peft(lm, folder)
 
 
 def fill_adapters(lm: Any, folder: Path) -> None:
