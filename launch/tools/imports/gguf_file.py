@@ -1,32 +1,48 @@
 """`rlsys import gguf:PATH`: a GGUF file, de-quantized to float32.
 
-transformers converts names, order and tokenizer. `gguf_checks` compares the result with what gguf itself reads.
+`gguf_architectures` says what becomes of keys and tensors, `gguf_tokenizer` of the vocabulary. `gguf_checks` compares the
+result with the file.
 """
 
 import hashlib
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from launch.tools.imports.gguf_checks import check_tokens, compare_weights
+import numpy as np
+
+from launch.tools.imports.gguf_architectures import (
+    ORIGINAL,
+    Facts,
+    find_architecture,
+    place_tensors,
+    read_config,
+    refuse_left,
+)
+from launch.tools.imports.gguf_checks import check_tokens, compare_logprobs, compare_weights, metadata
+from launch.tools.imports.gguf_tokenizer import Vocabulary, read_vocabulary, write_tokenizer
 from launch.tools.imports.trained_directory import one_line, require_space
 from rlsys.config.schema import ConfigError
 
 BYTES_PER_PARAMETER = 4  # float32 holds every de-quantized value
+DESCRIPTIONS = ("GGUF.", "general.", "quantize.", "split.", "mradermacher.", "tokenizer.")  # the last is read apart
 
 
 def import_gguf(name: str, folder: Path) -> list[str]:
     """Writes model, tokenizer and model card into the folder."""
     path = Path(name).expanduser()
     reader = open_gguf(path)
+    facts = metadata(reader)
+    require_model(facts)
+    vocabulary = read_vocabulary(facts)
     require_space(folder, BYTES_PER_PARAMETER * sum(int(t.n_elements) for t in reader.tensors))
     folder.mkdir(parents=True)
-    with tempfile.TemporaryDirectory() as source:  # transformers would also read other files next to the GGUF file
-        (Path(source) / "model.gguf").symlink_to(path.resolve())
-        write_model(Path(source), folder)
-        write_tokenizer(Path(source), metadata(reader), folder)
-    (folder / "README.md").write_text(model_card(path, metadata(reader)))
-    return [f"from {path}", compare_weights(reader, folder), check_tokens(reader, folder)]
+    write_model(reader, facts, vocabulary, folder)
+    write_tokenizer(vocabulary, folder)
+    (folder / "README.md").write_text(model_card(path, facts))
+    return [
+        f"from {path}",
+        *(compare_weights(reader, folder), check_tokens(reader, folder), compare_logprobs(reader, folder)),
+    ]
 
 
 def open_gguf(path: Path) -> Any:
@@ -38,7 +54,6 @@ def open_gguf(path: Path) -> Any:
     if begin != b"GGUF":
         raise ConfigError(f"{path} is not a GGUF file: it begins with {begin!r}.")
     try:
-        import accelerate  # noqa: F401  transformers asks for it
         from gguf import GGUFReader
     except ImportError as error:
         raise ConfigError(f"GGUF files need the package {error.name}: pip install 'rlsys[gguf]'") from None
@@ -58,52 +73,51 @@ def open_gguf(path: Path) -> Any:
     return reader
 
 
-def metadata(reader: Any) -> dict[str, Any]:
-    """Returns the file's single values: numbers and texts, no lists."""
-    return {name: f.contents() for name, f in reader.fields.items() if len(f.data) == 1 and len(f.types) == 1}
+def require_model(facts: Facts) -> None:
+    """Refuses what is no model of a known architecture, and keys that nobody here understands."""
+    name = facts.get("general.architecture")
+    find_architecture(str(name))
+    if (kind := facts.get("general.type", "model")) != "model":
+        raise ConfigError(f"The file holds a {kind}, not a model (general.type).")
+    refuse_left({key: value for key, value in facts.items() if not key.startswith((*DESCRIPTIONS, f"{name}."))})
 
 
-def write_model(source: Path, folder: Path) -> None:
+def write_model(reader: Any, facts: Facts, vocabulary: Vocabulary, folder: Path) -> None:
+    import gguf
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    try:
-        loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file="model.gguf", dtype=torch.float32)
-    except (ValueError, KeyError, TypeError, NotImplementedError) as error:
+    tensors = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+    places = place_tensors(facts, set(tensors))
+    ids = {"bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos, "pad_token_id": vocabulary.pad}
+    settings = read_config(facts, tensors) | ids
+    if len(vocabulary.tokens) != settings["vocab_size"]:
         raise ConfigError(
-            f"transformers cannot read this model: {one_line(error)} Import it from the hub instead: hf:NAME"
-        ) from None
-    # A model loaded from GGUF counts as quantized and cannot be saved; a plain one with its weights can.
-    settings = {k: v for k, v in loaded.config.to_dict().items() if k not in ("quantization_config", "_name_or_path")}
+            f"The file has {len(vocabulary.tokens)} tokens, and token_embd.weight {settings['vocab_size']} rows. {ORIGINAL}"
+        )
+    config = AutoConfig.for_model(**settings)
     with torch.device("meta"):
-        model = type(loaded)(type(loaded.config).from_dict(settings))
-    model.load_state_dict(loaded.state_dict(), assign=True)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    weights = {}
+    for source, (target, _, formula) in places.items():
+        if tensors[source].shape != shapes[target]:
+            raise ConfigError(
+                f"{source} has the shape {tensors[source].shape}; by the file's keys, it should be {shapes[target]}."
+            )
+        if not np.isfinite(tensors[source]).all():
+            raise ConfigError(f"{source} holds NaN or infinity. The file is damaged; download it again.")
+        weights[target] = torch.from_numpy(np.array(formula(tensors.pop(source)), np.float32))
+    model.load_state_dict(weights, strict=False, assign=True)  # what is missing is tied, or computed
     model.tie_weights()
+    if vocabulary.ends:
+        model.generation_config.eos_token_id = sorted({vocabulary.eos, *vocabulary.ends} - {None})
     model.save_pretrained(folder)
 
 
-def write_tokenizer(source: Path, facts: dict[str, Any], folder: Path) -> None:
-    """Writes the tokenizer, which puts BOS before a text if the file asks for it."""
-    from tokenizers import processors
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file="model.gguf")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"transformers cannot read this tokenizer: {one_line(error)}") from None
-    tokenizer.chat_template = tokenizer.chat_template or facts.get("tokenizer.chat_template")
-    bos = tokenizer.bos_token
-    asked = facts.get("tokenizer.ggml.add_bos_token", facts.get("tokenizer.ggml.model") == "llama")
-    if asked and bos and tokenizer("a")["input_ids"][:1] != [tokenizer.bos_token_id]:
-        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.bos_token_id)]
-        )
-    tokenizer.save_pretrained(folder)
-
-
-def model_card(path: Path, facts: dict[str, Any]) -> str:
+def model_card(path: Path, facts: Facts) -> str:
     """Returns a card with the license and the origin, in the hub's form."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
