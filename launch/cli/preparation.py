@@ -193,7 +193,7 @@ def plan(
 def import_model(source: str, out: str, licenses: tuple[str, ...]) -> None:
     """Makes a checked model directory of a GGUF file or a hub model.
 
-    SOURCE is gguf:PATH or hf:NAME, or dir:PATH of a model that takes images or
+    SOURCE is gguf:PATH or hf:NAME[@REVISION], or dir:PATH of a model that takes images or
     sound too, of which the text model is kept. OUT is a new or empty
     directory, for model.path.
     """

@@ -19,7 +19,7 @@ Relation = Callable[[Array], Array]  # the file's values -> the model's
 ORIGINAL = "Use the original checkpoint: `rlsys import hf:NAME`, or its directory in model.path."
 
 # Keys of an architecture that change nothing if they have one of these values.
-WITHOUT_EFFECT = {
+WITHOUT_EFFECT: dict[str, list[Any]] = {
     "attention.causal": [True],  # as all models here
     "expert_count": [0],  # no experts
     "expert_used_count": [0],

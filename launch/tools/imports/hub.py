@@ -1,5 +1,6 @@
-"""`rlsys import hf:NAME`: a model of the Hugging Face hub."""
+"""`rlsys import hf:NAME` or `hf:NAME@REVISION`: a model of the Hugging Face hub."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,20 +13,26 @@ IGNORED = ["*/*"]  # other formats of the same model are in folders
 
 
 def import_from_hub(name: str, folder: Path) -> list[str]:
-    """Downloads weights, configuration, tokenizer and license into the folder."""
+    """Downloads weights, configuration, tokenizer and license of one commit, and writes which into origin.json."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
+    name, _, revision = name.partition("@")
     page = f"https://huggingface.co/{name}"
+    at = {"revision": revision} if revision else {}
     try:
         files = snapshot_download(
-            name, local_dir=folder, allow_patterns=PATTERNS, ignore_patterns=IGNORED, dry_run=True
+            name, local_dir=folder, allow_patterns=PATTERNS, ignore_patterns=IGNORED, dry_run=True, **at
         )
         require_weights(name, [file.filename for file in files])
         require_space(folder, sum(file.file_size or 0 for file in files))
-        snapshot_download(name, local_dir=folder, allow_patterns=["config.json"])
+        commit = next((file.commit_hash for file in files if hasattr(file, "commit_hash")), revision)
+        at = {"revision": commit} if commit else {}  # all files of one commit, whatever is pushed meanwhile
+        snapshot_download(name, local_dir=folder, allow_patterns=["config.json"], **at)
         require_trainable(folder, name)
-        snapshot_download(name, local_dir=folder, allow_patterns=PATTERNS, ignore_patterns=IGNORED)
+        snapshot_download(name, local_dir=folder, allow_patterns=PATTERNS, ignore_patterns=IGNORED, **at)
+    except RevisionNotFoundError:
+        raise ConfigError(f"{name} has no revision {revision}. Look at {page}/commits/main") from None
     except GatedRepoError:
         raise ConfigError(f"{name} is gated. Accept its license at {page}, then log in: hf auth login") from None
     except (RepositoryNotFoundError, HFValidationError):
@@ -40,7 +47,9 @@ def import_from_hub(name: str, folder: Path) -> list[str]:
             "machine with network, copy the directory here, and name it in model.path."
         ) from None
     shutil.rmtree(folder / ".cache", ignore_errors=True)
-    return [f"from {page}", *(keep_text_alone(folder) if takes_more_than_text(folder) else [])]
+    facts = keep_text_alone(folder) if takes_more_than_text(folder) else []
+    (folder / "origin.json").write_text(json.dumps({"hub": name, "revision": commit or None}, indent=2) + "\n")
+    return [f"from {page}, revision {commit or 'unknown'}", *facts]
 
 
 def require_weights(name: str, files: list[str]) -> None:

@@ -64,13 +64,21 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], list[str]]:
         copied: list[str] = []
 
         def download(
-            name: str, local_dir: Path, allow_patterns: list[str], ignore_patterns: Any = None, dry_run: bool = False
+            name: str,
+            local_dir: Path,
+            allow_patterns: list[str],
+            ignore_patterns: Any = None,
+            dry_run: bool = False,
+            revision: str = "main",
         ) -> list[Any]:
             files = [f for f in source.iterdir() if any(fnmatch(f.name, pattern) for pattern in allow_patterns)]
             if not dry_run:
+                assert revision == "c0ffee", "weights are of the commit that was listed"
                 local_dir.mkdir(exist_ok=True)
                 copied.extend(Path(shutil.copy(file, local_dir)).name for file in files)
-            return [SimpleNamespace(filename=file.name, file_size=file.stat().st_size) for file in files]
+            assert name == "someone/model"
+            facts = {"commit_hash": "c0ffee" if revision in ("main", "v2", "c0ffee") else revision}
+            return [SimpleNamespace(filename=file.name, file_size=file.stat().st_size, **facts) for file in files]
 
         monkeypatch.setattr("huggingface_hub.snapshot_download", download)
         return copied
@@ -83,8 +91,13 @@ def test_a_model_of_the_hub_is_replaced_by_its_text_model(
 ) -> None:
     _, whole, text, _ = imported
     hub(whole)
-    output, error = run("hf:someone/model", tmp_path / "model")
+    output, error = run("hf:someone/model@v2", tmp_path / "model")
     assert error is None, output
+    assert json.loads((tmp_path / "model" / "origin.json").read_text()) == {
+        "hub": "someone/model",
+        "revision": "c0ffee",
+    }
+    assert "revision c0ffee" in output
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model"]
     one, other = (load_file(folder / "model.safetensors") for folder in (text, tmp_path / "model"))
     assert one.keys() == other.keys()
