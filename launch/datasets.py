@@ -1,7 +1,7 @@
 """Loads the data sets that a configuration names, and mixes those for training."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +81,10 @@ def origin(source: DataSource) -> Origin:
 
 def prompt_format(config: Config, source: DataSource) -> PromptFormat:
     """How rows become prompts: by the set's own options, and by those of `data` where it has none."""
-    d = config.data
-    return PromptFormat(
-        prompt_key=d.prompt_key if source.prompt_key is None else source.prompt_key,
-        answer_key=d.answer_key if source.answer_key is None else source.answer_key,
-        system=d.system if source.system is None else source.system,
-        template=d.template if source.template is None else source.template,
-        as_chat=d.as_chat if source.as_chat is None else source.as_chat,
-        template_options=d.template_options if source.template_options is None else source.template_options,
-        required=not play_of(config, source),
-    )
+    names = [f.name for f in fields(PromptFormat) if f.name != "required"]
+    own = {name: value for name in names if (value := getattr(source, name)) is not None}
+    general = {name: getattr(config.data, name) for name in names}
+    return PromptFormat(**general | own, required=not play_of(config, source))
 
 
 def selection_rules(config: Config, source: DataSource, window: int) -> SelectionRules:
@@ -129,7 +123,9 @@ def read_all(
             if new:
                 stored[key] = prepare(*key)
             sets.append(data.select_rows(key[0], stored[key], rules, name if source.reward else ""))
-            if new and not source.path.startswith("builtin:"):  # a built-in set needs no remark
+            if new and source.path.startswith("builtin:"):  # how many rows it has needs no remark
+                remarks += stored[key].facts.notes or []
+            elif new:
                 remarks += data.describe_rows(key[0], stored[key], sets[-1], rules)
             first = sets[-1][0]
             warning = data.describe_missing_bos(

@@ -56,8 +56,9 @@ def init(model: str | None, data: str | None, gpus: int | None, **options: Any) 
 @click.command()
 @OPTIONAL_CONFIG
 @OVERRIDES
+@click.option("--show", is_flag=True, help="Also print the first prompt of each data set, as the model gets it.")
 @click.option("--options", "list_options", is_flag=True, help="List every option with its default instead.")
-def validate(config: str | None, overrides: tuple[str, ...], list_options: bool) -> None:
+def validate(config: str | None, overrides: tuple[str, ...], show: bool, list_options: bool) -> None:
     """Checks CONFIG and prints the batch arithmetic. Starts nothing."""
     from launch.tools import validate as tool
 
@@ -65,7 +66,7 @@ def validate(config: str | None, overrides: tuple[str, ...], list_options: bool)
         return tool.print_options(console)
     if config is None:
         raise click.UsageError("Missing argument 'CONFIG'.")
-    tool.validate(config, overrides, console)
+    tool.validate(config, overrides, console, show=show)
 
 
 @click.command()

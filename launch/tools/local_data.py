@@ -4,18 +4,21 @@ Downloads nothing.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from launch import datasets
 from rlsys.config.schema import Config, ConfigError
+from rlsys.data import DatasetPreparer, describe_missing_bos, select_rows
 from rlsys.data.bos import check_first_prompt
 from rlsys.data.origin import locate_data
 from rlsys.models.lookup import find_config_file, limits_of_model
 from rlsys.tasks.builtin import TINY_MODELS
 
 SAMPLED_PROMPTS = 1000  # whose lengths are averaged
+SHOWN_ROWS = 100  # that are prepared to show the first
 
 
 class PromptLengths(NamedTuple):
@@ -41,6 +44,31 @@ def measure_prompts(config: Config) -> PromptLengths | str:
         return error.problems[0].removesuffix(".")
     prompts = loaded.train.take(0, SAMPLED_PROMPTS)
     return PromptLengths(loaded.longest_prompt, fmean(len(p.tokens) for p in prompts))
+
+
+class ShownPrompt(NamedTuple):
+    """The first prompt of a data set, as the model gets it, and what is odd about it."""
+
+    name: str
+    text: str
+    tokens: list[str]
+    notes: list[str]
+
+
+def first_prompts(config: Config) -> Iterator[ShownPrompt]:
+    """Prepares the first rows of each data set as a run would. Raises `ConfigError` for one that a run would refuse."""
+    if (tokenizer := find_tokenizer(config)) is None:
+        raise ConfigError(f"--show: the tokenizer of {config.model.path} is not on this machine.")
+    limits = limits_of_model(config.model.path)
+    for name, source in datasets.named_sources(config):
+        origin, form = datasets.origin(source), datasets.prompt_format(config, source)
+        stored = DatasetPreparer(tokenizer, lambda _: None, limits.vocabulary).prepare_first(origin, form, SHOWN_ROWS)
+        first = select_rows(origin, stored, datasets.selection_rules(config, source, limits.window))[0]
+        tokens = [tokenizer.decode([token]) for token in first.tokens]
+        bos = describe_missing_bos(source.path, form, tokenizer, first.tokens, first.messages is not None)
+        yield ShownPrompt(
+            name, first.text, tokens, [n for n in (*(stored.facts.notes or []), bos) if n and first.tokens]
+        )
 
 
 def find_missing_bos(config: Config) -> list[str]:

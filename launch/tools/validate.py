@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.printing import make_table, print_line, print_unwrapped, text_column
-from launch.tools.local_data import find_missing_bos
+from launch.tools.local_data import find_missing_bos, first_prompts
 from rlsys.checks import check
 from rlsys.checks.notes import find_notes
 from rlsys.checks.unused import find_unused_options
@@ -18,8 +18,8 @@ from rlsys.models.lookup import known_model_shape
 from rlsys.tracking.builtin import missing_libraries
 
 
-def validate(path: str, overrides: tuple[str, ...], console: Console) -> None:
-    """Prints the arithmetic of a valid configuration. Raises `ConfigError` otherwise."""
+def validate(path: str, overrides: tuple[str, ...], console: Console, *, show: bool = False) -> None:
+    """Prints the arithmetic of a valid configuration. Raises `ConfigError` otherwise. `show`: the first prompts too."""
     config = load_config(path, overrides)
     if problems := check(config, known_model_shape(config.model.path)):
         raise ConfigError(problems)
@@ -28,6 +28,18 @@ def validate(path: str, overrides: tuple[str, ...], console: Console) -> None:
     print_overview(config, path, console)
     for warning in [*find_unused_options(config), *find_notes(config), *find_missing_bos(config)]:
         print_line(console, f"warning: {warning}", "yellow")
+    if show:
+        print_prompts(config, console)
+
+
+def print_prompts(config: Config, console: Console) -> None:
+    """The first prompt of each data set: its text, its tokens one by one, and what is odd about them."""
+    for prompt in first_prompts(config):
+        print_line(console, f"\n{prompt.name}: the first prompt, {len(prompt.tokens)} tokens", "bold")
+        print_line(console, prompt.text)
+        print_line(console, " ".join(repr(token) for token in prompt.tokens), "dim")
+        for note in prompt.notes:
+            print_line(console, f"warning: {note}", "yellow")
 
 
 def print_overview(config: Config, path: str, console: Console) -> None:

@@ -102,7 +102,9 @@ def check_source(key: str, name: str, source: DataSource) -> Iterator[str]:
 
 def check_template_options(key: str, options: dict[str, Any]) -> Iterator[str]:
     if reserved := sorted(set(options) & set(RESERVED_NAMES)):
-        yield f"{key}.template_options has `{reserved[0]}`, which rlsys sets itself. Leave it out."
+        own = reserved[0] == "continue_final_message"
+        way_out = f"Leave it out, or set {key}.continue_final_message" if own else "Leave it out"
+        yield f"{key}.template_options has `{reserved[0]}`, which rlsys sets itself. {way_out}."
 
 
 def missing_template(key: str, template: str) -> Iterator[str]:

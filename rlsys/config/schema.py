@@ -76,6 +76,7 @@ class DataSource:
     template: str | None = None  # replaces data.template
     as_chat: bool | None = None  # replaces data.as_chat
     template_options: dict[str, Any] | None = None  # replaces data.template_options
+    continue_final_message: bool | None = None  # replaces data.continue_final_message
     max_new_tokens: int | None = None  # a lower limit than rollout.max_new_tokens
     reward: dict[str, RewardFunction] = field(default_factory=dict)  # its own reward functions; empty: reward.functions
     options: dict[str, Any] = field(default_factory=dict)  # of a reasoning_gym task or verifiers taskset: {size: 2000}
@@ -102,6 +103,7 @@ class DataConfig:
     template_options: dict[str, Any] = field(
         default_factory=dict
     )  # values that the chat template knows by name, such as {enable_thinking: false}
+    continue_final_message: bool = False  # messages that end with the assistant's: let the model continue the last one
     shuffle: bool = True  # use a new order in each epoch, derived from run.seed
     overlong: str = one_of("error", "skip")  # what happens to prompts longer than rollout.max_prompt_tokens
     on_bad_row: str = one_of("error", "skip")  # what happens to unreadable rows; skipped rows are counted and listed

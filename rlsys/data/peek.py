@@ -6,7 +6,7 @@ from rlsys.config.schema import ConfigError
 from rlsys.data.origin import Origin, locate_data
 from rlsys.data.readers import read_rows
 from rlsys.data.readers.rows import DataRow
-from rlsys.data.render import PromptFormat, UnusableRow, compile_template, find_prompt
+from rlsys.data.render import PromptFormat, UnusableRow, compile_template, find_prompt, require_no_answer
 
 MAX_ROWS = 100  # that are looked at, where bad ones may be skipped
 
@@ -22,8 +22,8 @@ def peek(origin: Origin, form: PromptFormat, on_bad_row: str = "error") -> None:
     for row in islice(read_rows(origin, locate_data(origin)), MAX_ROWS):
         try:
             if isinstance(row, DataRow):
-                if form.required:
-                    find_prompt(row.fields, form.prompt_key)
+                if form.required and isinstance(prompt := find_prompt(row.fields, form.prompt_key), list):
+                    require_no_answer(prompt, form)
                 return
             problems.append(str(row))
         except UnusableRow as error:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlsys.config.schema import ConfigError
 from rlsys.data import cache
 from rlsys.data.cache import Note
 from rlsys.data.origin import DataLocation, Origin, locate_data
+from rlsys.data.prompt_end import describe_end
 from rlsys.data.readers import read_rows
 from rlsys.data.readers.rows import BadRow, DataRow
 from rlsys.data.readers.tables import load_hugging_face
@@ -28,9 +30,10 @@ from rlsys.data.render import (
     reward_fields,
 )
 from rlsys.data.store import RowWriter, StoredDataset
+from rlsys.data.tokens import tokenize_prompts
 from rlsys.text import replace_surrogates
 
-VERSION = 4  # of the stored form; data stored in another version is prepared again
+VERSION = 5  # of the stored form; data stored in another version is prepared again
 MAX_ROWS, MAX_CHARACTERS = 1000, 4_000_000  # that are tokenized together
 NOTE_INTERVAL_S = 10.0
 
@@ -57,6 +60,11 @@ class DatasetPreparer:
             location.name, key, lambda folder: self.prepare_rows(origin, location, form, folder), note=self.note
         )
 
+    def prepare_first(self, origin: Origin, form: PromptFormat, count: int) -> StoredDataset:
+        """Prepares the first rows of a data set alone, in memory."""
+        location = locate_data(origin)
+        return self.prepare_rows(origin, location, form, None, islice(read_rows(origin, location), count))
+
     @cached_property
     def fingerprint(self) -> str:
         return cache.tokenizer_fingerprint(self.tokenizer)
@@ -75,14 +83,19 @@ class DatasetPreparer:
         return [fingerprint, *map(cache.file_fingerprint, files)]
 
     def prepare_rows(
-        self, origin: Origin, location: DataLocation, form: PromptFormat, folder: Path | None
+        self,
+        origin: Origin,
+        location: DataLocation,
+        form: PromptFormat,
+        folder: Path | None,
+        rows: Iterator[DataRow | BadRow] | None = None,
     ) -> StoredDataset:
-        """Renders, tokenizes and stores all rows, in `folder` or in memory."""
+        """Renders, tokenizes and stores `rows`, by default all, in `folder` or in memory."""
         renderer, writer = PromptRenderer(form, self.tokenizer), RowWriter(folder)
         try:
             started = last_note = time.monotonic()
-            for batch in split_batches(read_rows(origin, location)):
-                self.add_batch(origin.source, location.name, renderer, writer, batch)
+            for batch in split_batches(rows or read_rows(origin, location)):
+                self.add_batch(origin, location.name, renderer, writer, batch)
                 if time.monotonic() - last_note > NOTE_INTERVAL_S:
                     last_note = time.monotonic()
                     rate = writer.facts.read / (last_note - started)
@@ -95,21 +108,21 @@ class DatasetPreparer:
 
     def add_batch(
         self,
-        source: str,
+        origin: Origin,
         default_source: str,
         renderer: PromptRenderer,
         writer: RowWriter,
         batch: list[DataRow | BadRow],
     ) -> None:
-        usable: list[tuple[dict[str, Any], RenderedPrompt]] = []
+        usable: list[tuple[DataRow, dict[str, Any], RenderedPrompt]] = []
         for row in batch:
             if isinstance(row, BadRow):
                 writer.add_bad(row)
                 continue
             try:
                 prompt = renderer(row.fields)
-                row_source = source or str(row.fields.get("source") or default_source)
-                usable.append((make_record(row, prompt, row_source, renderer.form), prompt))
+                row_source = origin.source or str(row.fields.get("source") or default_source)
+                usable.append((row, make_record(row, prompt, row_source, renderer.form), prompt))
             except UnusableRow as error:
                 writer.add_bad(BadRow(row.file, row.line, error.reason, error.detail))
             except RecursionError:
@@ -117,7 +130,8 @@ class DatasetPreparer:
             except ConfigError as error:
                 raise ConfigError(f"{row.location}: {error}") from None
         records = []
-        for (record, prompt), tokens in zip(usable, self.tokenize([prompt for _, prompt in usable]), strict=True):
+        tokenized = self.tokenize([prompt for _, _, prompt in usable])
+        for (row, record, prompt), tokens in zip(usable, tokenized, strict=True):
             if not renderer.form.required:
                 records.append(record | {"tokens": [], "length": 0})
             elif not tokens:
@@ -131,23 +145,17 @@ class DatasetPreparer:
                 writer.add_bad(BadRow(record["file"], record["line"], "with tokens that the model lacks", detail))
             else:
                 records.append(record | {"tokens": tokens, "length": len(tokens)})
+                if writer.facts.notes is None:
+                    writer.facts.notes = describe_end(origin.path, renderer, row.fields, prompt, tokens)
         writer.add(records)
 
     def tokenize(self, prompts: list[RenderedPrompt]) -> list[list[int]]:
-        """Tokenizes many texts at once, which keeps all cores busy."""
         tokens: list[list[int]] = [[] for _ in prompts]
-        for add_special_tokens in (True, False):
-            chosen = [i for i, p in enumerate(prompts) if p.add_special_tokens is add_special_tokens]
-            if chosen:
-                encoded = self.tokenizer(
-                    [prompts[i].text for i in chosen],
-                    add_special_tokens=add_special_tokens,
-                    return_attention_mask=False,
-                    return_token_type_ids=False,
-                    verbose=False,
-                )
-                for i, ids in zip(chosen, encoded["input_ids"], strict=True):
-                    tokens[i] = ids
+        for special in (True, False):
+            chosen = [i for i, p in enumerate(prompts) if p.add_special_tokens is special]
+            texts = [prompts[i].text for i in chosen]
+            for i, ids in zip(chosen, tokenize_prompts(self.tokenizer, texts, add_special_tokens=special), strict=True):
+                tokens[i] = ids
         return tokens
 
 

@@ -4,8 +4,8 @@
     text, with as_chat or a system    a user message, after the system message ─┐
     messages                          after the system message ─────────────────┴▶ chat template
 
-The chat template also opens the answer. It is the tokenizer's, or a Jinja file of the user's. Texts go through such a
-file too.
+The chat template also opens the answer, or with `continue_final_message` leaves the assistant's last message open. It
+is the tokenizer's, or a Jinja file of the user's. Texts go through such a file too.
 """
 
 import difflib
@@ -22,6 +22,8 @@ from rlsys.config.schema import ConfigError
 
 Message = dict[str, Any]
 MISSING = object()
+SYSTEM_ROLES, ANSWER_ROLES = ("system", "developer"), ("assistant", "model")
+MARK = "MARKq7x2"  # stands behind a message that is to be continued
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -36,6 +38,7 @@ class PromptFormat:
     as_chat: bool = False
     required: bool = True  # false: a row without a prompt is good too, as an episode's function may make its own
     template_options: dict[str, Any] = field(default_factory=dict, hash=False)
+    continue_final_message: bool = False  # of the assistant
 
 
 class UnusableRow(ValueError):
@@ -73,14 +76,33 @@ class PromptRenderer:
                     "Use data.as_chat true, or no options for this set: template_options: {}."
                 )
             return RenderedPrompt(prompt, None, True)
+        if isinstance(prompt, list):
+            require_no_answer(prompt, self.form)
+            self.require_template("the prompt is a list of chat messages", "Use plain text prompts")
+        else:
+            option = "data.system" if self.form.system else "data.as_chat"
+            self.require_template(f"{option} makes chat messages of a text", "Leave it out")
         messages = self.add_system_message([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
-        text = (
-            self.apply_user_template(messages, prompt, fields)
-            if self.user_template
-            else self.apply_chat_template(messages, prompt)
-        )
+        text = self.render_open(messages, fields)
         _require_unicode(text)
+        self.require_system_shown(messages, text)
         return RenderedPrompt(text, messages, False)
+
+    def render_open(self, messages: list[Message], fields: dict[str, Any]) -> str:
+        """Renders messages so that the model goes on: with the opening of its answer, or within its last message."""
+        *before, last = messages
+        if last["role"] not in ANSWER_ROLES:
+            return self.render(messages, fields)
+        content = last["content"] or ""
+        marked = [*before, last | {"content": content + MARK}]
+        text, shown, _ = self.render(marked, fields, opens_answer=False).rpartition(MARK)
+        if not shown or not without_spaces(text).endswith(without_spaces(content)):
+            raise UnusableRow(
+                "changed by the template",
+                f"the template does not print the final message as it is, {content[:80]!r}, so it cannot be continued. Use "
+                "another, or give a Jinja file in data.template that prints it.",
+            )
+        return text
 
     def describe_row(self, fields: dict[str, Any]) -> RenderedPrompt:
         """The prompt of a row that an episode is played on, for people; without one, the row itself."""
@@ -96,41 +118,81 @@ class PromptRenderer:
     def add_system_message(self, messages: list[Message]) -> list[Message]:
         if not self.form.system:
             return messages
-        if messages[0]["role"] in ("system", "developer"):
+        if messages[0]["role"] in SYSTEM_ROLES:
             self.own_system += 1
             return messages
         return [{"role": "system", "content": self.form.system}, *messages]
 
-    def apply_chat_template(self, messages: list[Message], prompt: str | list[Message]) -> str:
-        if not self.tokenizer.chat_template and isinstance(prompt, list):
+    def require_template(self, why: str, way_out: str) -> None:
+        if not (self.user_template or self.tokenizer.chat_template):
             raise ConfigError(
-                "the prompt is a list of chat messages, but the tokenizer has no chat template. "
-                "Use plain text prompts, or give a Jinja file in data.template."
+                f"{why}, but the tokenizer has no chat template. {way_out}, or give a Jinja file in data.template."
             )
-        if not self.tokenizer.chat_template:
-            option = "data.system" if self.form.system else "data.as_chat"
-            raise ConfigError(
-                f"{option} makes chat messages of a text, but the tokenizer has no chat template. "
-                "Leave it out, or give a Jinja file in data.template."
-            )
-        try:
-            text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.form.template_options
-            )
-        except Exception as error:  # a template may raise any error
-            raise UnusableRow(
-                "refused by the template", f"the tokenizer's chat template refuses these messages: {error}"
-            ) from error
-        return str(text)
 
-    def apply_user_template(self, messages: list[Message], prompt: str | list[Message], fields: dict[str, Any]) -> str:
-        assert self.user_template
-        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    def render(self, messages: list[Message], fields: dict[str, Any], *, opens_answer: bool = True) -> str:
         try:
-            return self.user_template(messages=messages, prompt=text, system=self.form.system, row=fields)
+            if self.user_template:
+                facts = {"prompt": messages[-1]["content"], "system": self.form.system, "row": fields}
+                return self.user_template(messages=messages, add_generation_prompt=opens_answer, **facts)
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=opens_answer, **self.form.template_options
+                )
+            )
         except Exception as error:  # a template may raise any error
-            detail = f"{self.form.template} refuses this row: {type(error).__name__}: {error}"
+            detail = f"the tokenizer's chat template refuses these messages: {error}"
+            if self.user_template:
+                detail = f"{self.form.template} refuses this row: {type(error).__name__}: {error}"
+            elif self.adds_system(messages):
+                detail += ". If it takes no system message, leave data.system out, or write it into the prompts."
             raise UnusableRow("refused by the template", detail) from error
+
+    def adds_system(self, messages: list[Message]) -> bool:
+        return bool(self.form.system) and messages[0] == {"role": "system", "content": self.form.system}
+
+    def require_system_shown(self, messages: list[Message], text: str) -> None:
+        """Refuses a template that leaves out system messages. A user's own file may do so with those of rows."""
+        which = self.form.template or "the tokenizer's chat template"
+        if self.adds_system(messages) and not shows(text, self.form.system):
+            raise ConfigError(
+                f"data.system is {self.form.system[:80]!r}, and {which} does not print it: the model would never see it. "
+                "Leave it out, write it into the prompts, or give a Jinja file in data.template that prints it."
+            )
+        lost = [m["content"] for m in messages if m["role"] in SYSTEM_ROLES and not shows(text, m["content"] or "")]
+        if lost and not self.user_template:
+            raise UnusableRow(
+                "without its system message",
+                f"the tokenizer's chat template does not print the system message {lost[0][:80]!r}: the model would never see "
+                "it. Write it into the user's message, or give a Jinja file in data.template that prints it.",
+            )
+
+
+def require_no_answer(prompt: list[Message], form: PromptFormat) -> None:
+    """Raises `UnusableRow` if messages end with the assistant's: it may be the answer, or the beginning of one."""
+    last = prompt[-1]
+    if last["role"] not in ANSWER_ROLES:
+        return
+    if not form.continue_final_message:
+        raise UnusableRow(
+            "ending with an assistant message",
+            f"the messages end with the assistant's, {(last['content'] or '')[:80]!r}. If it is the answer, the model would "
+            f"read it: remove it from `{form.prompt_key}`, and put what rewards compare with into `{form.answer_key}`. If the "
+            "model should continue it, set data.continue_final_message to true.",
+        )
+    if last.get("tool_calls"):
+        raise UnusableRow(
+            "ending with tool calls", "the messages end with the assistant's calls of tools, which cannot be continued."
+        )
+
+
+def shows(text: str, part: str) -> bool:
+    """True if a text contains another, whatever spaces a template trims or adds, and however it quotes it."""
+    quoted = json.dumps(part, ensure_ascii=False)[1:-1]
+    return any(without_spaces(form) in without_spaces(text) for form in (part, quoted))
+
+
+def without_spaces(text: str) -> str:
+    return "".join(text.split())
 
 
 def require_known_options(form: PromptFormat, tokenizer: Any) -> None:
@@ -175,8 +237,7 @@ def compile_template(form: PromptFormat, special_tokens: dict[str, str]) -> Call
         ) from None
 
     def render(**facts: Any) -> str:
-        names = {"tools": None, "documents": None, **special_tokens, **form.template_options, **facts}
-        return template.render(names, add_generation_prompt=True)
+        return template.render({"tools": None, "documents": None, **special_tokens, **form.template_options, **facts})
 
     return render
 

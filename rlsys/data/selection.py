@@ -56,7 +56,7 @@ def select_rows(origin: Origin, stored: StoredDataset, rules: SelectionRules, re
 
 
 def describe_rows(origin: Origin, stored: StoredDataset, rows: PromptRows, rules: SelectionRules) -> list[str]:
-    """Returns notes about a data set that is used: how many rows it has, and which were left out."""
+    """Returns notes about a data set that is used: how many rows it has, which were left out, how prompts end."""
     overlong = len(stored) - len(rows)
     repeated = int((count_occurrences(rows.text_hashes) > 1).sum())
     parts = [f"{len(rows):,} prompts"]
@@ -74,6 +74,7 @@ def describe_rows(origin: Origin, stored: StoredDataset, rows: PromptRows, rules
         f"{origin.path}: {'; '.join(parts)}",
         *(f"    {bad}" for bad in shown),
         *[f"    and {more:,} more"] * (more > 0),
+        *(stored.facts.notes or []),
     ]
 
 

@@ -40,6 +40,7 @@ class DatasetFacts:
     read: int = 0  # rows, the bad ones included
     bad: dict[str, int] = field(default_factory=dict)  # reason → rows
     own_system: int = 0  # rows that kept their own system message
+    notes: list[str] | None = None  # about the end of the first prompt
     bytes: int = 0  # of rows.arrow
 
 

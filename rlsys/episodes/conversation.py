@@ -73,7 +73,10 @@ def read_messages(content: str | Sequence[Message]) -> list[Message]:
         return [{"role": "user", "content": content}]
     if not isinstance(content, list | tuple) or not content:
         raise TypeError(f"ask takes a text or a list of messages, not {describe(content)}")
-    return [read_message(message) for message in content]
+    messages = [read_message(message) for message in content]
+    if messages[-1]["role"] == "assistant":
+        raise TemplateError("the last message is the assistant's, and the model answers next: ask without that message")
+    return messages
 
 
 def read_message(message: Any) -> Message:

@@ -15,6 +15,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
+from rlsys.data.tokens import tokenize_prompts
 from rlsys.episodes.ask import Message
 from rlsys.text import replace_surrogates
 
@@ -209,7 +210,7 @@ class ConversationTemplate:
         return {*self.special_tokens, self.tokenizer.eos_token_id}
 
     def _tokenize(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        tokens = list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+        [tokens] = tokenize_prompts(self.tokenizer, [text], add_special_tokens=add_special_tokens)
         if (unknown := max(tokens, default=0)) >= self.vocabulary:
             raise ValueError(
                 f"the model has no token for `{self.tokenizer.convert_ids_to_tokens(unknown)}`: its {self.vocabulary:,} "

@@ -137,6 +137,18 @@ def test_a_set_may_have_options_for_its_template_and_a_limit_of_its_own(read, to
     assert loaded.held_out[0].max_new_tokens == 5
 
 
+def test_a_set_may_continue_its_final_messages_where_others_do_not(read, tokenizer):
+    begun = zigzag.make_tokenizer()
+    begun.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}>"
+    lines("a.jsonl", {"prompt": [{"role": "user", "content": "12"}, {"role": "assistant", "content": "3"}]})
+    lines("b.jsonl", {"prompt": [{"role": "user", "content": "45"}]})
+    open_end = {"path": "a.jsonl", "continue_final_message": True}
+    loaded, _ = load(read({"train": {"a": open_end}}, {"b": {"path": "b.jsonl"}, "c": open_end}), begun)
+    assert [p.text for p in (loaded.train[0], *(h.prompts[0] for h in loaded.held_out))] == ["123", "45>", "123"]
+    with pytest.raises(ConfigError, match=r"set data\.continue_final_message"):
+        load(read({"train": {"a": open_end}}, {"c": open_end | {"continue_final_message": False}}), begun)
+
+
 def test_held_out_sets_have_their_own_samples_and_temperature(read, tokenizer):
     lines("a.jsonl", *numbered(0, 2))
     held_out = {"zigzag": {"path": "builtin:zigzag_heldout"}, "a.jsonl": {"samples": 4, "temperature": 0.5}}

@@ -58,3 +58,22 @@ def test_validate_prints_the_warning(config, rlsys, tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"warning: {tmp_path}/chats.jsonl: prompts do not begin with <bos>" in done.stdout
     assert done.stdout.count("warning: ") == 1
+
+
+def test_validate_shows_the_first_prompt_of_each_set_with_tokens_and_notes_or_why_it_is_refused(
+    config, rlsys, tmp_path
+):
+    here = [
+        f"model.path={tmp_path}/model",
+        f"data.train={tmp_path}/texts.jsonl",
+        f"eval.datasets={tmp_path}/chats.jsonl",
+    ]
+    done = rlsys("validate", tmp_path / "some.yaml", *here, "--show")
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/texts.jsonl: the first prompt, 3 tokens\n1>\n'<bos>' '1' '>'" in done.stdout
+    assert f"{tmp_path}/chats.jsonl: the first prompt, 3 tokens\n12>\n'1' '2' '>'\nwarning: " in done.stdout
+    answered = [{"role": "user", "content": "12"}, {"role": "assistant", "content": "21"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"prompt": answered}) + "\n")
+    refused = rlsys("validate", tmp_path / "some.yaml", *here, "--show")
+    assert refused.returncode == 2
+    assert "the messages end with the assistant's, '21'" in refused.stderr
