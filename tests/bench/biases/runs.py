@@ -1,7 +1,7 @@
-"""Trains pairs of runs that differ in one choice, and draws how they end apart: the curves of rlsys/algorithms/BIASES.md.
+"""Trains runs that differ in one choice, and shows how they end apart: curves and table of rlsys/algorithms/BIASES.md.
 
-.venv/bin/python tests/bench/biases/runs.py --seeds 0 1 2        runs that runs.jsonl has not of this code, about 2 minutes each; then draws
-.venv/bin/python tests/bench/biases/runs.py --draw     draws only
+.venv/bin/python tests/bench/biases/runs.py --seeds 0 1 2   runs that runs.jsonl has not, 1 to 2 minutes each; then draws
+.venv/bin/python tests/bench/biases/runs.py --draw          draws only, and prints the table of the modes
 """
 
 import argparse
@@ -31,7 +31,7 @@ Curves = dict[str, list[float | None]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs of one configuration, and the curves that tell them apart."""
+    """Runs of one configuration that differ in one choice, and the curves that tell them apart."""
 
     config: str
     steps: int
@@ -76,19 +76,25 @@ def means(run: Path, value: Callable[[dict[str, Any]], float | None]) -> list[fl
     return [round(fmean(block), 4) if block else None for block in values]
 
 
+PAPERS_WEIGHT = "algorithm.control_weight=0.001"  # the default as well, which other weightings require
+GRPO = ["algorithm.advantage=grpo", "algorithm.normalize=sequence_mean", PAPERS_WEIGHT]
+
+
+def think(reward: float) -> str:
+    """What a right answer after <think> earns; after <short> it earns 1."""
+    return f"algorithm.control_tokens={{<short>: 1.0, <think>: {reward}}}"
+
+
 COMPARISONS = {
     "two_modes": Comparison(
         "configs/two_modes_cpu.yaml",
         80,
         [],
         {
-            "GRPO": [
-                "algorithm.advantage=grpo",
-                "algorithm.normalize=sequence_mean",
-                "algorithm.control_weight=0.001",
-                "algorithm.control_tokens={}",
-            ],
-            "DeGRPO": [],
+            "GRPO": [*GRPO, "algorithm.control_tokens={}"],
+            **{f"GRPO, think {reward}": [*GRPO, think(reward)] for reward in (0.2, 0.5)},
+            **{f"DeGRPO, think {reward}": [think(reward)] for reward in (0.2, 0.5)},
+            "DeGRPO, think 0.5, weight 0.001": [think(0.5), PAPERS_WEIGHT],
         },
         held_out,
     ),
@@ -133,6 +139,22 @@ def measure(name: str, choice: str, seed: int) -> dict[str, Any]:
             raise SystemExit(f"{name}, {choice}, seed {seed}: exit {done.returncode}\n{done.stdout[-2000:]}")
         curves = comparison.curves(Path(place) / "run")
     return {"comparison": name, "choice": choice, "seed": seed, "commit": commit, "curves": curves}
+
+
+# --- table ------------------------------------------------------------------------------------------------------------
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """One row per choice of the two modes: tokens and accuracy of each seed at the end."""
+    seeds = sorted({r["seed"] for r in results})
+    rows = [["setting", *(f"seed {seed}" for seed in seeds), "commit"], ["---"] * (2 + len(seeds))]
+    for choice in COMPARISONS["two_modes"].choices:
+        own = {r["seed"]: r for r in results if r["choice"] == choice}
+        ends = {seed: [curve[-1] for curve in r["curves"].values()] for seed, r in own.items()}
+        cells = {seed: f"{tokens:.1f}, {100 * accuracy:.0f} %" for seed, (accuracy, tokens) in ends.items()}
+        commits = sorted({f"`{r['commit']}`" for r in own.values()})
+        rows.append([choice, *(cells.get(seed, "not run") for seed in seeds), " ".join(commits)])
+    return "\n".join(f"|{'|'.join(row)}|" for row in rows)
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
@@ -202,6 +224,7 @@ if __name__ == "__main__":
             results[run] = measure(*run)
             print(json.dumps(results[run]), flush=True)
             RESULTS.write_text("".join(json.dumps(r) + "\n" for r in results.values()))
-    for name in COMPARISONS:
+    print(table([r for r in results.values() if r["comparison"] == "two_modes"]))
+    for name in ("length", "difficulty"):
         if mine := [r for r in results.values() if r["comparison"] == name]:
             (PICTURES / f"{name}.svg").write_text(draw(name, mine, COMPARISONS[name].steps))
