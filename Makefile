@@ -80,7 +80,7 @@ published: install  ## compute all numbers of verl, OpenRLHF and TRL in tests/rl
 docs: install  ## run every command of the pages that needs no GPU, about 20 minutes
 	RLSYS_ALL_DOCS=1 $(BIN)/pytest tests/system/test_docs_run.py
 
-figures: install  ## measure the demo with three seeds, about 5 minutes
+figures: install  ## measure the demo with five seeds, about 8 minutes
 	$(BIN)/python tests/bench/demo_figures.py
 
 # Measurements refuse changes that are not committed, and keep results of the same code: an interrupted one goes on.

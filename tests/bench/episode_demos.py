@@ -1,4 +1,4 @@
-"""Trains the demos with episodes: three seeds of each, and one with shuffled rewards.
+"""Trains the demos with episodes: three seeds of each, one with shuffled rewards, and the game without a score per guess.
 
 .venv/bin/python tests/bench/episode_demos.py [guess_cpu] [calculator_cpu]      about 20 minutes (nothing else should run)
 
@@ -28,7 +28,10 @@ from records import current, measuring
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_suffix(".json")
 DEMOS = ["guess_cpu", "calculator_cpu"]
-RUNS = [(0, []), (1, []), (2, []), (0, ["reward.shuffle=true"])]
+SEEDS = (0, 1, 2)
+OUTCOME_ALONE = ["data.train={builtin:guess: {episode: guess}}", "algorithm.credit=episode"]  # a game is won or lost
+RUNS = {demo: [*((seed, []) for seed in SEEDS), (0, ["reward.shuffle=true"])] for demo in DEMOS}
+RUNS["guess_cpu"] += [(seed, OUTCOME_ALONE) for seed in SEEDS]
 
 
 def measure(demo: str, seed: int, overrides: list[str]) -> dict[str, Any]:
@@ -86,7 +89,7 @@ if __name__ == "__main__":
     results = {key(r): r for r in json.loads(RECORD.read_text())} if RECORD.exists() else {}
     kept = {key(r) for r in current([*results.values()], RECORD.name)}
     for demo in sys.argv[1:] or DEMOS:
-        for seed, overrides in RUNS:
+        for seed, overrides in RUNS[demo]:
             if (demo, seed, *overrides) not in kept:
                 result = measure(demo, seed, overrides)
                 results[key(result)] = result
