@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from launch.tools.imports.text_model import keep_text_alone, require_trainable, takes_more_than_text
 from launch.tools.imports.trained_directory import one_line, require_space
@@ -19,7 +20,7 @@ def import_from_hub(name: str, folder: Path) -> list[str]:
 
     name, _, revision = name.partition("@")
     page = f"https://huggingface.co/{name}"
-    at = {"revision": revision} if revision else {}
+    at: dict[str, Any] = {"revision": revision} if revision else {}
     try:
         files = snapshot_download(
             name, local_dir=folder, allow_patterns=PATTERNS, ignore_patterns=IGNORED, dry_run=True, **at
