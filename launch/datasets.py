@@ -1,6 +1,7 @@
 """Loads the data sets that a configuration names, and mixes those for training."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ from rlsys import data
 from rlsys.config.derived import max_new_tokens
 from rlsys.config.schema import Config, ConfigError, DataSource, HeldOutSource
 from rlsys.data import Dataset, DatasetPreparer, Origin, PromptFormat, PromptRows, SelectionRules, StoredDataset
+from rlsys.data.render import read_template
 from rlsys.episodes.settings import play_of, plays
+from rlsys.episodes.template import ConversationTemplate
+from rlsys.episodes.turn_end import describe_turn_end
 from rlsys.evaluation.held_out import HeldOutSet
 from rlsys.models.config_json import ModelLimits
 from rlsys.runs.progress import Note
@@ -85,6 +89,13 @@ def prompt_format(config: Config, source: DataSource) -> PromptFormat:
     own = {name: value for name in names if (value := getattr(source, name)) is not None}
     general = {name: getattr(config.data, name) for name in names}
     return PromptFormat(**general | own, required=not play_of(config, source))
+
+
+def describe_missing_end(config: Config, tokenizer: Any, end_ids: Sequence[int]) -> str:
+    """Returns a sentence if the chat template ends an answer by a token that ends no completion; else an empty text."""
+    chat_template = read_template(config.data.template) if config.data.template else ""
+    template = ConversationTemplate(tokenizer, config.data.template_options, chat_template)
+    return describe_turn_end(template, end_ids)
 
 
 def selection_rules(config: Config, source: DataSource, window: int) -> SelectionRules:

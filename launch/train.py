@@ -15,6 +15,7 @@ from launch.printing import make_table, print_line
 from rlsys.checks.notes import find_notes
 from rlsys.checks.unused import find_unused_options
 from rlsys.config.schema import Config, ConfigError
+from rlsys.episodes.settings import plays
 from rlsys.runs.checkpoint import Checkpoints, SavedCheckpoint
 from rlsys.runs.directory import RunDirectory, read_lines, read_samples
 from rlsys.runs.errors import StepAbandoned
@@ -90,6 +91,7 @@ def run_training(
 ) -> int:
     """Starts the workers and trains, from the newest checkpoint. Returns the last step that is done and saved."""
     from launch.cluster import find_control_tokens, running_cluster
+    from workers.rollout.stopping import read_end_ids
     from workers.supervision.watchdog import Watchdog
 
     if problems := missing_libraries(config.tracking):
@@ -107,6 +109,10 @@ def run_training(
             run.record_event("start", ray=cluster.address, metrics=cluster.metrics_urls)
             run.warm_up_writer()
             prompts = datasets.load(config, cluster.tokenizer, cluster.limits, progress.note, run.path)
+            if prompts.train.take(0, 1)[0].messages and not plays(config):  # for episodes, their processes say it
+                end_ids = read_end_ids(cluster.model, cluster.tokenizer, config)
+                if sentence := datasets.describe_missing_end(config, cluster.tokenizer, end_ids):
+                    progress.note(sentence)
             cluster.wait_until_ready(prompts.longest_sequence).require_run_directory()
             assert cluster.policy is not None
             if config.tracking.ray:

@@ -3,6 +3,7 @@
 Downloads nothing.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,18 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from launch import datasets
-from rlsys.config.schema import Config, ConfigError
+from launch.datasets import named_sources
+from rlsys.config.schema import Config, ConfigError, DataSource
 from rlsys.data import DatasetPreparer, describe_missing_bos, select_rows
 from rlsys.data.bos import check_first_prompt
 from rlsys.data.origin import locate_data
+from rlsys.data.readers import read_rows
+from rlsys.data.readers.rows import DataRow
+from rlsys.data.render import PromptRenderer, UnusableRow
+from rlsys.episodes.settings import plays
 from rlsys.models.lookup import find_config_file, limits_of_model
 from rlsys.tasks.builtin import TINY_MODELS
+from workers.rollout.stopping import read_end_ids
 
 SAMPLED_PROMPTS = 1000  # whose lengths are averaged
 SHOWN_ROWS = 100  # that are prepared to show the first
@@ -81,6 +88,31 @@ def find_missing_bos(config: Config) -> list[str]:
         if locate_data(origin).kind != "hub":
             warnings.append(check_first_prompt(origin, form, tokenizer))
     return [warning for warning in dict.fromkeys(warnings) if warning]
+
+
+def find_missing_end(config: Config) -> list[str]:
+    """A sentence if the model's chat template ends a turn by a token that ends no completion."""
+    folder = model_files(config.model.path)
+    if folder is None or (tokenizer := find_tokenizer(config)) is None:
+        return []
+    try:
+        end_ids = read_end_ids(str(folder), tokenizer, config)
+    except (OSError, ValueError, KeyError):  # a model that transformers does not know: the start of a run says so
+        return []
+    is_chat = bool(plays(config)) or any(has_chats(config, source, tokenizer) for _, source in named_sources(config))
+    return [note] if is_chat and (note := datasets.describe_missing_end(config, tokenizer, end_ids)) else []
+
+
+def has_chats(config: Config, source: DataSource, tokenizer: Any) -> bool:
+    """True if the first usable row of a set that is on this machine becomes a chat."""
+    place, renderer = datasets.origin(source), PromptRenderer(datasets.prompt_format(config, source), tokenizer)
+    if (files := locate_data(place)).kind == "hub":
+        return False
+    for row in read_rows(place, files):
+        with contextlib.suppress(UnusableRow):
+            if isinstance(row, DataRow):
+                return renderer(row.fields).messages is not None
+    return False
 
 
 def has_bos(model: str) -> bool:

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.printing import make_table, print_line, print_unwrapped, text_column
-from launch.tools.local_data import find_missing_bos, first_prompts
+from launch.tools.local_data import find_missing_bos, find_missing_end, first_prompts
 from rlsys.checks import check
 from rlsys.checks.notes import find_notes
 from rlsys.checks.unused import find_unused_options
@@ -26,7 +26,8 @@ def validate(path: str, overrides: tuple[str, ...], console: Console, *, show: b
     if problems := missing_libraries(config.tracking):
         raise ConfigError(problems)
     print_overview(config, path, console)
-    for warning in [*find_unused_options(config), *find_notes(config), *find_missing_bos(config)]:
+    warnings = [find_unused_options, find_notes, find_missing_bos, find_missing_end]
+    for warning in [text for find in warnings for text in find(config)]:
         print_line(console, f"warning: {warning}", "yellow")
     if show:
         print_prompts(config, console)

@@ -1,6 +1,7 @@
 """Says at the start of a run what a chat template does to earlier turns, which an episode keeps as they were sampled."""
 
 import re
+from collections.abc import Collection
 
 from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import Message
@@ -15,21 +16,27 @@ from rlsys.episodes.template import (
     Tools,
     call_forms,
 )
+from rlsys.episodes.turn_end import describe_turn_end
 
 KEEPS = "An episode keeps them as they were sampled."
 PROBE_TOOL = {"name": PROBE, "description": "a", "parameters": {"type": "object", "properties": {}}}
 ANSWER: Message = {"role": "assistant", "content": MARK}
 
 
-def continuation_notes(template: ConversationTemplate, tools: Tools = ()) -> list[str]:
+def continuation_notes(
+    template: ConversationTemplate, tools: Tools = (), end_ids: Collection[int] | None = None
+) -> list[str]:
     """Returns a sentence for each difference between the template and an episode.
+
+    `end_ids`: the tokens at which completions end, by default the tokenizer's.
 
     Raises `ConfigError` if no turn can follow an answer.
     """
     if not template.chat_template:
         return plain_text_notes(tools)
     notes = [describe_opening(template, tools), describe_reasoning(template), describe_space(template)]
-    notes += [describe_boundary(template)]
+    ends = [template.tokenizer.eos_token_id] if end_ids is None else end_ids
+    notes += [describe_boundary(template), describe_turn_end(template, ends)]
     if tools:
         notes += [describe_tools(template), describe_results(template), describe_parallel_calls(template)]
     return [note for note in notes if note]

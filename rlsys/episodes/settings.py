@@ -29,6 +29,7 @@ class EpisodeSettings:
     template: str  # a Jinja file; empty: the tokenizer's own
     template_options: dict[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
+    stop_token_ids: tuple[int, ...] = ()  # besides those that the model has
     model: str = ""  # where the tokenizer is
     keep_spare: bool = True
 
@@ -57,6 +58,7 @@ class EpisodeSettings:
             template=config.data.template,
             template_options=config.data.template_options,
             trust_remote_code=config.model.trust_remote_code,
+            stop_token_ids=tuple(config.rollout.stop_token_ids),
         )
 
     def for_model(self, model: str, window: int) -> "EpisodeSettings":

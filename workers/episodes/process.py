@@ -41,6 +41,7 @@ from rlsys.rewards.weighted_reward import exception_verdict
 from rlsys.types import Verdict
 from workers.episodes.step_threads import EPISODE, StepThreads
 from workers.processes.child import close_in_children, run_child
+from workers.rollout.stopping import model_end_ids
 from workers.supervision.imports import skip_generation_import
 
 SERVER = -1  # stands for the number of an episode: no episode may cancel the server's own task
@@ -53,7 +54,8 @@ class EpisodeServer:
         self.loop = asyncio.new_event_loop()  # one loop for all calls of tools: the client of a server belongs to it
         equipment = self.loop.run_until_complete(equip(settings))
         self.players = {spec: Player(spec, settings, equipment) for spec in settings.plays}
-        self.notes = continuation_notes(equipment.template, equipment.schemas)
+        ends = model_end_ids(settings.model, equipment.template.tokenizer, settings.trust_remote_code)
+        self.notes = continuation_notes(equipment.template, equipment.schemas, {*ends, *settings.stop_token_ids})
         self.running: dict[int, RunningEpisode] = {}
         self.threads = StepThreads(settings.concurrency)
         self.unsent = bytearray()

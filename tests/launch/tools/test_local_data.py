@@ -1,12 +1,13 @@
 """What is known of a configuration's data before a run."""
 
 import json
+from pathlib import Path
 
 import pytest
 from tokenizers import processors
 
 from launch import datasets
-from launch.tools.local_data import find_missing_bos
+from launch.tools.local_data import find_missing_bos, find_missing_end
 from rlsys.checks import load_checked
 from rlsys.models.config_json import ModelLimits
 from rlsys.tasks import zigzag
@@ -77,3 +78,19 @@ def test_validate_shows_the_first_prompt_of_each_set_with_tokens_and_notes_or_wh
     refused = rlsys("validate", tmp_path / "some.yaml", *here, "--show")
     assert refused.returncode == 2
     assert "the messages end with the assistant's, '21'" in refused.stderr
+
+
+def test_a_template_that_ends_turns_where_no_completion_ends_is_named(config):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content + '<end>' }}{% endfor %}"
+    tokenizer.save_pretrained("model")
+    Path("model/config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 64}')
+    end = tokenizer.convert_tokens_to_ids("<end>")
+    [warning] = find_missing_end(config())
+    assert warning.endswith(f"Give rollout.stop_token_ids: [{end}].")
+    assert find_missing_end(config(f"rollout.stop_token_ids=[{end}]")) == []
+    assert find_missing_end(config("eval.datasets={}")) == [], "no prompt is a chat"
+    assert find_missing_end(config("model.path=builtin:tiny")) == []
