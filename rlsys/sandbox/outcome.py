@@ -79,8 +79,12 @@ def interpret(output: ProgramOutput, cpu_s: int, level: IsolationLevel) -> Progr
     if lines[:1] == [["start"]] and output.flooded:
         return failed("output")
     match lines:
-        case [["start"], ["late", seconds]] | [["late", seconds]]:  # its time may be over before it begins
+        case [["start"], ["late", seconds]]:
             return failed("timeout", float(seconds))
+        case [["late", seconds]]:
+            raise SandboxError(
+                f"the {seconds} s of a program were over before it began: this machine is overloaded, or the time too short."
+            )
         case [["start"], ["end", status, cpu, seconds]]:
             code = os.waitstatus_to_exitcode(int(status))
             if code < 0:

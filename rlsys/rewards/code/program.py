@@ -37,6 +37,7 @@ from rlsys.sandbox.outcome import ProgramResult, SandboxError
 
 PYTHON = ("python", "python3", "py")
 TESTS_MB = 512
+MIN_WALL_S = 0.1  # of a later test: enough to begin, so that a program which used up its time has timed out itself
 MAX_NUMBER_CHARS = 40  # of numbers that are compared with a tolerance
 
 
@@ -100,7 +101,7 @@ class ProgramTrial:
         result = runner.run_program(
             self.program,
             stdin=stdin,
-            wall_s=self.seconds_left,
+            wall_s=max(self.seconds_left, MIN_WALL_S),
             cpu_s=self.seconds_left,
             memory_mb=self.memory_mb,
             output_kb=64 + 2 * len(expected.encode()) // 1024,
