@@ -36,7 +36,14 @@ FREE_FIELDS = frozenset(
         "qalora_group_size",
     ]
 )
-UNUSED: tuple[object, ...] = (None, False, "none", "", [], {})  # as the value of any other field: its variant of LoRA is not used
+UNUSED: tuple[object, ...] = (
+    None,
+    False,
+    "none",
+    "",
+    [],
+    {},
+)  # as the value of any other field: its variant of LoRA is not used
 # How A and B may have begun. PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA also change the base, on which the adapter then learns.
 PLAIN_STARTS = (None, True, False, "true", "false", "gaussian", "orthogonal", "eva", "mica")
 
