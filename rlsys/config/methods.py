@@ -61,9 +61,7 @@ class AlgorithmConfig:
     max_ratio: float | None = positive(None)  # dppo_tv: larger ratios weigh as this (20); dcpo: the highest bound (10)
     tau_pos: float | None = positive(None)  # sapo: steepness of the gate at a positive advantage
     tau_neg: float | None = positive(None)  # sapo: steepness of the gate at a negative advantage
-    normalize: str = one_of(
-        "auto", *NORMALIZERS
-    )  # how the loss weights tokens; auto: sequence_mean for gspo, gmpo, sapo and dcpo, else token_mean
+    normalize: str = one_of("auto", *NORMALIZERS)  # auto: sequence_mean for gspo, gmpo, sapo, dcpo; else token_mean
     constant: int = not_negative(0)  # tokens per sequence that normalize=constant divides by; 0: rollout.max_new_tokens
     control_weight: float = not_negative(1e-3)  # weight of a control token (α) with normalize=decoupled
     control_tokens: dict[str, float] = field(
