@@ -34,7 +34,7 @@ def test_what_happens_becomes_an_exit_code_and_a_sentence(capsys, error, code, m
 
 
 def test_a_run_that_is_interrupted_says_how_to_go_on(small, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("launch.supervise.run_with_restarts", lambda run_driver, *_: run_driver(""))
+    monkeypatch.setattr("launch.supervise.run_with_restarts", lambda run_driver, *_, **more: run_driver(""))
     monkeypatch.setattr(train, "train", raising(KeyboardInterrupt()))
     assert commands.main(["train", str(small), f"run.dir={tmp_path}/run"], standalone_mode=False) == 130
     assert "Run the same command again to go on from the last checkpoint" in capsys.readouterr().err
