@@ -63,9 +63,9 @@ class Objective:
                 self.add(kl=terms.kl)
             if weight is not None:
                 # The others have no policy loss to correct; whether they are here at all depends on a KL term.
-                weight = weight[columns.advantages != 0]
-                self.add(correction=weight, correction_squared=weight.square(), masked=weight == 0)
-                self.add(corrected=torch.ones_like(weight))
+                corrected = columns.advantages != 0
+                self.add(correction=weight * corrected, correction_squared=weight.square() * corrected)
+                self.add(masked=(weight == 0) & corrected, corrected=corrected)
         return total
 
     def slopes(self, pack: Pack, factor: float) -> Slopes | None:
