@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlsys.episodes.asking import Turn
+from rlsys.runs.errors import WorkerFailed
 from rlsys.seeds import derive_seed
 from rlsys.types import NO_TOKENS, Request, Sample, join_turns
 from workers.episodes.messages import Answer, Asked, Ended, Event, Start, batching_s
@@ -118,6 +119,7 @@ class EpisodeRollout:
                     yield finished
                 if self.stopping:
                     self.stop_idle(generation)
+                self.require_debtor(generation)
             if self.finished:
                 yield self.finished
         finally:
@@ -156,12 +158,23 @@ class EpisodeRollout:
             self.finished.append(sample)
 
     def stop_idle(self, generation: Generation) -> None:
-        """Stops the episodes for which no engine is sampling a turn."""
-        waiting = generation.cancel_waiting()
-        self.sampled -= waiting
+        """Stops the episodes for which no engine is sampling a turn, such as those whose engine was lost meanwhile."""
+        generation.cancel_waiting()
+        pending = generation.pending_samples()
+        self.sampled &= pending
         for episode in list(self.by_number.values()):
-            if not episode.asked or episode.key in waiting:
+            if not episode.asked or episode.key not in pending:
                 self.stop(episode)
+
+    def require_debtor(self, generation: Generation) -> None:
+        """Raises an error where this would wait for ever: every episode waits for a turn that nobody samples."""
+        waits = self.by_number and not generation.waiting_count and not generation.pending_samples()
+        if waits and all(episode.asked for episode in self.by_number.values()):
+            uids = ", ".join(list(dict.fromkeys(episode.request.uid for episode in self.by_number.values()))[:3])
+            raise WorkerFailed(
+                f"generating: {len(self.by_number)} episodes ({uids}, …) wait for turns that no engine samples and no "
+                "request asks for. This is a defect of rlsys, please report it; the same command resumes the run."
+            )
 
     # --- what episodes ask -------------------------------------------------------------------------------------------
 

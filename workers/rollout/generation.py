@@ -66,6 +66,15 @@ class Generation:
         """Drops the requests that no engine has. Returns their samples, by uid and index."""
         return {(r.uid, r.index) for r in self.scheduler.clear()}
 
+    @property
+    def waiting_count(self) -> int:
+        """The number of requests that no engine has."""
+        return self.scheduler.waiting_count
+
+    def pending_samples(self) -> set[tuple[str, int]]:
+        """The samples that engines owe, by uid and index."""
+        return {key for requests in self.streams.pending.values() for key in requests}
+
     def wake(self) -> None:
         """Has `run` yield at once. Any thread may call it."""
         self.streams.wake()
@@ -89,7 +98,7 @@ class Generation:
 
     def assign_requests(self) -> None:
         """Gives waiting requests to engines with room. While weights are sent, engines get no further requests."""
-        if not self.scheduler.waiting_count:
+        if not self.waiting_count:
             return
         if not self.engines.lock.acquire(blocking=not self.streams.pending_engines):
             return  # tried again after the next samples
@@ -109,5 +118,5 @@ class Generation:
 
         Any thread may call it.
         """
-        waiting, pending = self.scheduler.waiting_count, self.streams.pending.copy()
+        waiting, pending = self.waiting_count, self.streams.pending.copy()
         return {"": waiting} | {name: len(pending.get(name, ())) for name in self.engines.actors.copy()}

@@ -218,6 +218,13 @@ class Engines:
         self.stop_requested = self.stopping = False
         return self
 
+    @property
+    def waiting_count(self) -> int:
+        return len(self.waiting)
+
+    def pending_samples(self) -> set[tuple[str, int]]:
+        return {(r.uid, r.index) for r in [*self.running, *self.finished]}
+
     def run(self) -> Iterator[list[Sample]]:
         for _ in range(MAX_ROUNDS):
             if not (self.running or self.waiting or self.finished or self.more()):
@@ -247,6 +254,10 @@ class Engines:
         rng = self.world.rng
         while self.waiting and rng.random() < 0.7:
             self.running.append(self.waiting.pop(0))
+        if (
+            self.stopping and self.running and rng.random() < 0.05
+        ):  # an engine is lost, and its turns are not sampled again
+            self.running.pop()
         if self.running:
             self.finished.append(self.write(self.running.pop(rng.randrange(len(self.running)))))
 

@@ -1,0 +1,121 @@
+"""Turns whose engine is lost, with EpisodeRollout and Generation on an engine that dies when the test says so."""
+
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.exceptions import RayActorError
+
+from rlsys.runs.errors import WorkerFailed
+from rlsys.types import Prompt, Request, Sample
+from workers.episodes.episode_rollout import EpisodeRollout
+from workers.episodes.messages import Asked
+from workers.rollout import engine_streams
+from workers.rollout.generation import Generation
+from workers.supervision.watchdog import Watchdog
+
+PATIENCE_S = 20
+
+
+class Engine:
+    """Answers requests without an episode at once. It dies of the others: when it is told to stop early, or before."""
+
+    def __init__(self, told_to_stop: threading.Event):
+        self.told_to_stop = told_to_stop
+        self.generate = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.stream))
+        self.stop_early = SimpleNamespace(remote=told_to_stop.set)
+
+    def stream(self, requests: bytes) -> Iterator[bytes]:
+        for request in pickle.loads(requests):
+            if request.uid == "played":
+                self.told_to_stop.wait(PATIENCE_S)
+                raise RayActorError(error_msg="the engine died")
+            tokens, logprobs = np.array([5], dtype=np.int32), np.zeros(1, dtype=np.float32)
+            yield pickle.dumps([Sample(request.uid, request.index, "", tokens, logprobs, "stop", 0)])
+
+
+class Pool:
+    """Each episode asks for its first turn as soon as it begins."""
+
+    wake: Any = None
+
+    def __init__(self) -> None:
+        self.asks: list[Asked] = []
+
+    def begin(self, start: Any) -> None:
+        self.asks.append(Asked(start.number, 0, [7], 4))
+
+    def poll(self) -> list[Asked]:
+        asks, self.asks = self.asks, []
+        return asks
+
+    def flush(self) -> None: ...
+    def drop(self, number: int) -> None: ...
+
+
+@pytest.fixture
+def rollout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> EpisodeRollout:
+    monkeypatch.setattr(engine_streams.ray, "get", lambda ref: ref)
+    told_to_stop = threading.Event()
+    engines: Any = SimpleNamespace(lock=threading.RLock(), actors={"rollout-0": Engine(told_to_stop)})
+    engines.replace = lambda lost, actors: engines.actors.update({"rollout-0": Engine(told_to_stop)})
+
+    class Group:
+        def begin(self, requests: list[Request], more: Any) -> Generation:
+            self.generation = Generation(requests, engines, Watchdog(tmp_path), 8, more)
+            return self.generation
+
+        def stop_early(self) -> None:
+            self.generation.stop_early()
+
+    group: Any = Group()
+    pool: Any = Pool()
+    return EpisodeRollout(group, pool)
+
+
+def requests(episodes: int) -> list[Request]:
+    prompt = Prompt("played", "s", "", [1], {}, play="f")
+    played = [Request("played", i, [1], i, 1.0, 4, prompt=prompt) for i in range(episodes)]
+    return [Request("plain", 0, [1], 0, 1.0, 4), *played]
+
+
+def generate_until_stopped(rollout: EpisodeRollout, episodes: int) -> list[Sample]:
+    """Stops early as soon as an engine has the turns of all episodes. Fails if that takes for ever."""
+    samples: list[Sample] = []
+    errors: list[BaseException] = []
+
+    def generate() -> None:
+        try:
+            for more in rollout.generate(requests(episodes)):
+                samples.extend(more)
+                rollout.stop_early()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=generate, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), f"it waits for {[e.key for e in rollout.by_number.values()]}"
+    for error in errors:
+        raise error
+    return samples
+
+
+@pytest.mark.parametrize("episodes", [1, 3])
+def test_an_engine_that_is_lost_after_a_stop_holds_up_no_episode(rollout: EpisodeRollout, episodes: int) -> None:
+    assert [(s.uid, s.finish) for s in generate_until_stopped(rollout, episodes)] == [("plain", "stop")]
+    assert not rollout.by_number
+
+
+def test_turns_that_nobody_samples_end_the_run_with_a_sentence(
+    rollout: EpisodeRollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect that leaves an episode without anybody who owes it something must not become an endless wait."""
+    monkeypatch.setattr(rollout, "stop_idle", lambda generation: None)
+    with pytest.raises(WorkerFailed, match=r"2 episodes \(played, …\) wait for turns that no engine samples"):
+        generate_until_stopped(rollout, 2)
