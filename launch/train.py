@@ -113,7 +113,11 @@ def run_training(
                 end_ids = read_end_ids(cluster.model, cluster.tokenizer, config)
                 if sentence := datasets.describe_missing_end(config, cluster.tokenizer, end_ids):
                     progress.note(sentence)
+            held_out = {h.name: h.prompts for h in prompts.held_out}
+            for note in [*run.notes, *run.check_rows(config, prompts.train, held_out)]:  # before the workers are ready
+                progress.note(note)
             cluster.wait_until_ready(prompts.longest_sequence).require_run_directory()
+            run.record_inputs(config)
             assert cluster.policy is not None
             if config.tracking.ray:
                 tracking.add_tracker("ray", make_ray_metrics(config, run, cluster))

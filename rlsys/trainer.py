@@ -65,6 +65,8 @@ class Trainer:
         `newest`: the checkpoint to go on from, if it was read already.
         """
         self.config, self.log, self.stop = config, log, stop or StopSignal()
+        for note in log.run.check_rows(config, train, {held_out.name: held_out.prompts for held_out in evals}):
+            log.note(note)
         self.rollout, self.policy, self.reference, self.explain = rollout, policy, reference, explain
         budget, cost = config.policy.tokens_per_pack, pairs_per_token(config.model.path)
         pack_batch = partial(pack, tokens_per_pack=budget, pairs_per_token=cost, share_prompts=share_prompts)

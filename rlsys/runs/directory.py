@@ -3,6 +3,7 @@
 config.yaml     the resolved configuration        samples/      every sample of every step, parquet
 metrics.jsonl   one line per step                 checkpoints/  step-000040/, see `checkpoint`; damaged-step-000040/
 events.jsonl    starts, syncs, faults, stops      logs/         per process: .log, .spans (timeline), .pid, .stacks
+inputs.json, rows.npz   what files and rows the run is made of, see `inputs`
 """
 
 import contextlib
@@ -10,24 +11,30 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlsys.config import loading
 from rlsys.config.derived import last_schedule_step
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config, ConfigError, DataSource
 from rlsys.config.secrets import redact_nested
-from rlsys.runs import timeline
+from rlsys.data import Dataset
+from rlsys.runs import inputs, timeline
 from rlsys.runs.disk import sync_file, sync_folder, write_atomically
 from rlsys.runs.run_lock import lock_run
 from rlsys.runs.samples import warm_up_pyarrow, write_samples
-from rlsys.types import Batch, Columns, Floats
+from rlsys.types import Batch, Columns, Floats, Prompt
 
 FILES_BEFORE_CONFIG = (
     ".lock",
     ".config.yaml.tmp",
+    "inputs.json",
+    ".inputs.json.tmp",
 )  # may exist in the directory of a run that was killed before it wrote config.yaml
 CHANGEABLE_OPTIONS = (  # may differ when a run is continued
     "run.dir",
@@ -67,6 +74,7 @@ CHANGEABLE_OPTIONS = (  # may differ when a run is continued
     "policy.gradient_checkpointing",
     "policy.offload_activations",
 )
+MOVABLE_OPTIONS = ("model.path", "reference.path", "model.adapter")  # may lead elsewhere, to the same files
 
 
 class RunDirectory:
@@ -87,9 +95,13 @@ class RunDirectory:
             raise ConfigError(f"run.dir: {self.path} is a file, or lies below one. Choose another directory.") from None
         except OSError as error:
             raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
-        if known.is_file() and (self.path / "metrics.jsonl").is_file():
-            self._refuse_changes(config, known)
+        self.begun = known.is_file() and (self.path / "metrics.jsonl").is_file()
+        self.notes: list[str] = []  # for the user, once there is a place to show them
+        checked = self._checked_inputs(config)
+        if self.begun:
+            self._refuse_changes(config, known, checked)
         try:
+            self._write_inputs(checked)
             write_atomically(known, loading.to_yaml(config))
             for name in ("samples", "checkpoints", "logs"):
                 (self.path / name).mkdir(exist_ok=True)
@@ -101,15 +113,20 @@ class RunDirectory:
         except PermissionError as error:  # another user's directory, in which anyone may open the lock
             raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
 
-    def _refuse_changes(self, config: Config, known: Path) -> None:
+    def _refuse_changes(self, config: Config, known: Path, checked: inputs.InputFiles) -> None:
         """Raises `ConfigError` if a run with other settings stands here, but for `CHANGEABLE_OPTIONS`."""
         from omegaconf import OmegaConf
 
         tree = OmegaConf.load(known)
         old = loading.build_config(tree, [], str(known))  # type: ignore[arg-type]
         before, now = loading.flatten(old), loading.flatten(config)
+        moved = [option for option in MOVABLE_OPTIONS if option in checked.matching]
+        if (self.path / "rows.npz").is_file() and without_paths(old) == without_paths(config):
+            moved.append("data.train")  # its rows are compared when they are prepared
         changed = [
-            f"{k}: {before[k]} → {now[k]}" for k in now if before[k] != now[k] and not k.startswith(CHANGEABLE_OPTIONS)
+            f"{k}: {before[k]} → {now[k]}"
+            for k in now
+            if before[k] != now[k] and k not in moved and not k.startswith(CHANGEABLE_OPTIONS)
         ]
         if changed:
             raise ConfigError(
@@ -117,6 +134,62 @@ class RunDirectory:
                 "Use the old ones, or choose another run.dir for a new run."
             )
         refuse_rate_jump(old, config)
+
+    def _known_inputs(self) -> dict[str, inputs.Files]:
+        file = self.path / "inputs.json"
+        return dict(json.loads(file.read_text())) if self.begun and file.is_file() else {}
+
+    def _checked_inputs(self, config: Config) -> inputs.InputFiles:
+        """Hashes the files. Raises `ConfigError` if one is not what it was when the run began."""
+        known, now = self._known_inputs(), inputs.hash_inputs(config, CHANGEABLE_OPTIONS)
+        if changed := inputs.describe_changed_files(known, now):
+            raise ConfigError(self._explain_inputs(changed))
+        if self.begun and not known and now:
+            self.notes.append(
+                f"the run has no record of {', '.join(now)}: whether they changed since it began is not known. It has one now"
+            )
+        return inputs.InputFiles(known | now, known.keys() & now.keys())
+
+    def record_inputs(self, config: Config) -> None:
+        """Checks and records files once more: those of a hub name may have been downloaded only now."""
+        self._write_inputs(self._checked_inputs(config))
+
+    def _write_inputs(self, checked: inputs.InputFiles) -> None:
+        if checked.files or (self.path / "inputs.json").is_file():
+            write_atomically(self.path / "inputs.json", json.dumps(checked.files, indent=1))
+
+    def check_rows(self, config: Config, train: Dataset, held_out: Mapping[str, Sequence[Prompt]]) -> list[str]:
+        """Compares the prepared rows with those that the run began with, and records them if it begins.
+
+        Raises `ConfigError` for other training rows, in which a position means another row. Returns notes.
+        """
+        file, rows = self.path / "rows.npz", inputs.hash_training_rows(config, train)
+        evaluated = {f"eval.datasets.{name}": inputs.hash_rows(prompts) for name, prompts in held_out.items()}
+        notes: list[str] = []
+        if self.begun and not file.is_file():
+            notes.append(
+                "the run has no record of its rows: whether they changed since it began is not known. It has one now."
+            )
+        elif self.begun:
+            with np.load(file) as known:
+                trained = [known[name] for name in known.files if not name.startswith("eval.")]
+                pairs = zip(rows.items(), trained, strict=False)
+                changed = [text for (name, now), old in pairs if (text := inputs.describe_changed_rows(name, old, now))]
+                if changed:
+                    raise ConfigError(self._explain_inputs(changed))
+                changes = [inputs.describe_changed_rows(n, known[n], now) for n, now in evaluated.items() if n in known]
+            notes += [f"{text}. Its figures before and after are not of the same prompts." for text in changes if text]
+        unfinished = self.path / ".rows.tmp"
+        with unfinished.open("wb") as out:
+            np.savez(out, **rows, **evaluated)  # type: ignore[arg-type]
+        unfinished.rename(file)
+        return notes
+
+    def _explain_inputs(self, changed: list[str]) -> str:
+        return (
+            f"run.dir: {self.path} began with other data or files ({'; '.join(changed)}). Restore them, or choose another "
+            "run.dir for a new run."
+        )
 
     def close(self) -> None:
         self._writer.shutdown()
@@ -173,6 +246,10 @@ class RunDirectory:
         for folder in (self.path / "samples", self.path):
             sync_folder(folder)
         self._unsynced.clear()
+
+
+def without_paths(config: Config) -> list[DataSource]:
+    return [replace(source, path="") for source in config.data.train.values()]
 
 
 def refuse_rate_jump(old: Config, new: Config) -> None:
