@@ -74,6 +74,28 @@ def ppo_clip(
 
 
 @PolicyLoss
+def advantage_clip(
+    logprobs: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    sequences: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float = 10.0,
+) -> LossAndClip:
+    """The loss of ppo_clip with bounds that widen the more a completion differs from its group.
+
+    1 - w clip_low <= r <= 1 + w clip_high, w = 1 + |A| / (1 + |A|): from 1 at A = 0 to 2. From no paper: our own.
+    """
+    if dual_clip and dual_clip <= 1:
+        raise ValueError(f"advantage_clip: dual_clip is {dual_clip}; it must be greater than 1, or 0 for no bound.")
+    width = 2 - 1 / (1 + advantages.abs())
+    r = probability_ratio(logprobs, old)
+    return clip_ratio(r, advantages, 1 - clip_low * width, 1 + clip_high * width, dual_clip)
+
+
+@PolicyLoss
 def gspo(
     logprobs: Tensor,
     old: Tensor,
@@ -260,6 +282,7 @@ def unclipped(loss: Tensor) -> LossAndClip:
 
 LOSSES: dict[str, PolicyLoss] = {
     "ppo_clip": ppo_clip,
+    "advantage_clip": advantage_clip,
     "gspo": gspo,
     "dcpo": dcpo,
     "cispo": cispo,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlsys.config.derived import SEQUENCE_LOSSES, correction_method, kl_estimator, token_weighting, updates_of_step
-from rlsys.config.methods import ADVANTAGES, CORRECTIONS, LOSSES, AlgorithmConfig
+from rlsys.config.methods import ADVANTAGES, CORRECTIONS, GROUP_RELATIVE, LOSSES, AlgorithmConfig
 from rlsys.config.plugins import user_function_problems
 from rlsys.config.schema import Config
 
@@ -32,6 +32,12 @@ def check_algorithm(c: Config) -> Iterator[str]:
         yield (
             f"algorithm.loss reinforce has no ratio, and with pipeline.max_lag {c.pipeline.max_lag} samples are of older "
             "weights. Use correction.method auto, pipeline.max_lag 0, or a loss with a ratio such as ppo_clip."
+        )
+    if a.loss == "advantage_clip" and a.advantage in set(ADVANTAGES) - set(GROUP_RELATIVE):
+        yield (
+            "algorithm.loss advantage_clip widens its bounds by how far a completion is from its group, which "
+            f"algorithm.advantage {a.advantage} does not say. Use an advantage that compares samples of one prompt, such "
+            "as grpo, or loss ppo_clip."
         )
     yield from user_function_problems("algorithm.advantage", a.advantage)
     yield from user_function_problems("algorithm.loss", a.loss)

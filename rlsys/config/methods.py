@@ -22,6 +22,7 @@ ADVANTAGES = {
 GROUP_RELATIVE = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "grpo_passk", "gdpo", "max_rl")
 LOSSES = {
     "ppo_clip": ("clip_low", "clip_high", "dual_clip"),
+    "advantage_clip": ("clip_low", "clip_high", "dual_clip"),
     "gspo": ("clip_low", "clip_high"),
     "dcpo": ("clip_low", "clip_high", "max_ratio"),
     "cispo": ("clip_low", "clip_high"),
@@ -57,7 +58,7 @@ class AlgorithmConfig:
     anchor: str = one_of("old", "rollout")  # the ratio is to the policy's log-probs before the step, or to the engine's
     clip_low: float | None = not_negative(None)  # how far below 1 the ratio is clipped (ppo_clip: 0.2)
     clip_high: float | None = not_negative(None)  # how far above 1 the ratio is clipped (ppo_clip: 0.2)
-    dual_clip: float | None = not_negative(None)  # ppo_clip: bound of the ratio at a negative advantage (10); 0: none
+    dual_clip: float | None = not_negative(None)  # ppo_clip, advantage_clip: bound where A is below 0 (10); 0: none
     max_ratio: float | None = positive(None)  # dppo_tv: larger ratios weigh as this (20); dcpo: the highest bound (10)
     tau_pos: float | None = positive(None)  # sapo: steepness of the gate at a positive advantage
     tau_neg: float | None = positive(None)  # sapo: steepness of the gate at a negative advantage

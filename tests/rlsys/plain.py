@@ -198,6 +198,28 @@ def ppo_clip(
     return losses, gradient
 
 
+def advantage_clip(
+    logprobs: Numbers,
+    old: Numbers,
+    advantages: Numbers,
+    sequences: Sequence[int],
+    weights: Numbers,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float = 10.0,
+) -> Pair:
+    """ppo_clip, token by token, with ε_low and ε_high times 1 + |A| / (1 + |A|)."""
+    losses, gradient = [], []
+    for logprob, before, a, weight in zip(logprobs, old, advantages, weights, strict=True):
+        width = 1 + abs(a) / (1 + abs(a))
+        bounds = {"clip_low": clip_low * width, "clip_high": clip_high * width, "dual_clip": dual_clip}
+        loss, slope = ppo_clip([logprob], [before], [a], [0], [weight], **bounds)
+        losses += loss
+        gradient += slope
+    return losses, gradient
+
+
 def gspo(
     logprobs: Numbers,
     old: Numbers,
@@ -335,6 +357,7 @@ def reinforce(logprobs: Numbers, old: Numbers, advantages: Numbers, sequences: S
 
 LOSSES: dict[str, Callable[..., Pair]] = {
     "ppo_clip": ppo_clip,
+    "advantage_clip": advantage_clip,
     "gspo": gspo,
     "dcpo": dcpo,
     "cispo": cispo,

@@ -189,6 +189,21 @@ from rlsys.pipeline import SyncSchedule
             "algorithm.control_tokens.a=1 reward.per_token=true",
             ["wrong answers -1", "long wrong answers would be better", "Use reward.per_token false"],
         ),
+        *(
+            (
+                f"algorithm.loss=advantage_clip algorithm.advantage={advantage}",
+                [
+                    "far a completion is from its group",
+                    f"algorithm.advantage {advantage} does",
+                    "grpo, or loss ppo_clip",
+                ],
+            )
+            for advantage in ("raw", "remax", "reinforce_pp", "gae")
+        ),
+        (
+            "algorithm.loss=advantage_clip algorithm.dual_clip=1",
+            ["algorithm.dual_clip is 1; it must be greater than 1"],
+        ),
         ("algorithm.loss=DeGRPO", ["configs/degrpo.yaml."]),
         ("algorithm.loss=grpo", ["configs/grpo.yaml."]),
         ("algorithm.normalize=seq-mean-token-mean", ["Here that is sequence_mean."]),

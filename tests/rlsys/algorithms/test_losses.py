@@ -18,6 +18,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo_clip": ("ppo_clip", {}),
     "ppo_clip two sides": ("ppo_clip", {"clip_low": 0.3, "clip_high": 0.7}),
     "ppo_clip dual": ("ppo_clip", {"dual_clip": 3.0}),
+    "advantage_clip": ("advantage_clip", {}),
+    "advantage_clip two sides": ("advantage_clip", {"clip_low": 0.1, "clip_high": 0.4, "dual_clip": 2.0}),
+    "advantage_clip wide": ("advantage_clip", {"clip_low": 0.7, "dual_clip": 0.0}),
     "gspo": ("gspo", {}),
     "gspo wide": ("gspo", {"clip_low": 0.2, "clip_high": 0.3}),
     "dcpo": ("dcpo", {}),
@@ -226,6 +229,15 @@ def test_dppo_weights_a_token_by_at_most_the_largest_ratio(advantage, options, w
     assert logprobs.grad.item() == pytest.approx(-math.copysign(weight, advantage), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("advantage", "bound"), [(0.25, 1.24), (1.0, 1.3), (3.0, 1.35), (1e6, 1.4), (-0.25, 0.76), (-1.0, 0.7), (-1e6, 0.6)]
+)
+def test_a_completion_far_from_its_group_may_move_up_to_twice_as_far_as_one_close_to_it(advantage, bound):
+    logprob = torch.tensor([math.copysign(5.0, advantage)])
+    loss = LOSSES["advantage_clip"](logprob, torch.zeros(1), torch.tensor([advantage]), ONE)
+    assert -loss.item() / advantage == pytest.approx(bound, rel=1e-5)
+
+
 def dcpo_bounds(q: float, **options: float) -> tuple[float, float]:
     """The range of the ratio in which a token of old probability q has a gradient, by its loss far outside of it."""
     advantages, old = torch.tensor([-1.0, 1.0]), torch.tensor([math.log(q)] * 2)
@@ -263,7 +275,9 @@ def test_dcpo_bounds_how_far_the_ratio_moves_times_the_new_probability():
 # --- clipped tokens ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith(("ppo_clip", "dcpo", "dppo_tv"))])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.startswith(("ppo_clip", "advantage_clip", "dcpo", "dppo_tv"))]
+)
 @given(columns=draw_columns())
 def test_exactly_the_tokens_without_gradient_are_reported_as_clipped(case, columns):
     name, options = CASES[case]
@@ -414,6 +428,7 @@ def test_different_shapes_are_refused_and_all_listed(name):
         ("dppo_tv", {"clip_low": -1}, "clip_low is -1"),
         ("ppo_clip", {"dual_clip": 1.0}, "dual_clip is 1.0"),
         ("ppo_clip", {"dual_clip": 0.5}, "dual_clip is 0.5; it must be greater than 1, or 0 for no bound"),
+        ("advantage_clip", {"dual_clip": 1.0}, "dual_clip is 1.0; it must be greater than 1, or 0 for no bound"),
         ("dcpo", {"max_ratio": 1.0}, "max_ratio is 1.0; it must be greater than 1"),
         ("sapo", {"tau_pos": 0.0}, "tau_pos is 0.0"),
         ("sapo", {"tau_neg": -1.0}, "tau_neg is -1.0"),
@@ -424,7 +439,7 @@ def test_a_wrong_option_is_refused_with_its_value(name, options, message):
         LOSSES[name](torch.zeros(1), torch.zeros(1), torch.ones(1), ONE, **options)
 
 
-@pytest.mark.parametrize("name", ["ppo_clip", "gspo", "dcpo", "cispo", "gmpo", "dppo_tv"])
+@pytest.mark.parametrize("name", ["ppo_clip", "advantage_clip", "gspo", "dcpo", "cispo", "gmpo", "dppo_tv"])
 def test_none_stands_for_the_default_clip(name):
     values = torch.tensor([-1.0]), torch.tensor([-1.7]), torch.ones(1), ONE
     assert LOSSES[name](*values, clip_low=None, clip_high=None).tolist() == LOSSES[name](*values).tolist()

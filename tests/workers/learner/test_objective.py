@@ -91,7 +91,7 @@ def test_the_kl_term_has_the_coefficient_of_the_call(tiny: Callable[..., Config]
     assert loss.sums_over_tokens()["kl"] == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize("loss", ["ppo_clip", "dcpo", "cispo", "sapo", "dppo_tv", "reinforce"])
+@pytest.mark.parametrize("loss", ["ppo_clip", "advantage_clip", "dcpo", "cispo", "sapo", "dppo_tv", "reinforce"])
 @pytest.mark.parametrize(
     "options",
     [
