@@ -1,5 +1,7 @@
 """Choices that are probably not meant are named at the start of a run, and others are not."""
 
+import re
+
 import pytest
 
 from rlsys.checks.notes import find_notes
@@ -12,8 +14,31 @@ CASES = [  # named; what makes it right
     ("algorithm.normalize=decoupled", "algorithm.control_tokens.a=1", "of weight 0.001"),
     ("reference.kl_coef=1 reference.kl_in=reward algorithm.kl=k3", "algorithm.kl=k1", "k3 in the reward"),
     ("algorithm.std=none algorithm.eps=0.01", "algorithm.std=sample", "eps 0.01: without effect"),
-    ("reward.per_token=true", "reward.per_token=false", "negative reward"),
+    (
+        "reward={per_token: true, functions: {json:f: 1}}",
+        "reward.functions={exact: 1}",
+        "where json:f makes a reward neg",
+    ),
+    ("reward={per_token: true, functions: {repetition: 1}}", "reward.per_token=false", "where repetition makes"),
+    (
+        "reward={per_token: true, functions: {exact: -1, length: {at_most: 5}}}",
+        "reward.functions={exact: 1}",
+        "where exact",
+    ),
+    (
+        "reward={per_token: true, on_failure: 'score: -1'}",
+        "reward.on_failure=drop",
+        "where reward.on_failure score: -1",
+    ),
+    ("reward.per_token=true overlong.buffer=3", "overlong.buffer=0", "where overlong.penalty makes"),
+    ("reward.per_token=true episode.play=json:f", "episode.play=", "where an episode's own score makes"),
     ("policy.warmup_updates=999 trainer.steps=5", "policy.warmup_updates=2", "has 5 updates"),
+    ("critic.warmup_updates=6 trainer.steps=5 algorithm.advantage=gae", "trainer.steps=6", "never reaches critic.lr"),
+    (
+        "policy.warmup_updates=4 critic.alone_steps=2 trainer.steps=5 algorithm.advantage=gae",
+        "trainer.steps=6",
+        "policy.warmup_updates 4: the run has 3 updates",
+    ),
 ]
 
 
@@ -22,6 +47,7 @@ def test_a_choice_is_noted_until_it_is_right(tmp_path, options, right, note):
     (tmp_path / "base.yaml").write_text("model: {path: builtin:tiny}\n")
     find = lambda *overrides: list(find_notes(load_config(tmp_path / "base.yaml", overrides)))  # noqa: E731
     assert find() == []
-    (sentence,) = find(*options.split())
+    overrides = re.split(" (?=[a-z_.]+=)", options)
+    (sentence,) = find(*overrides)
     assert note in sentence
-    assert find(*options.split(), right) == []
+    assert find(*overrides, right) == []
