@@ -60,7 +60,7 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         Chart(
             "Entropy",
             ("entropy",),
-            "Of the policy's next-token distribution, per token: how much it still explores.",
+            "Per token, of the policy that sampled: how much it still explores.",
             "nats",
             "zero",
         ),

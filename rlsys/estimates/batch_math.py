@@ -9,7 +9,6 @@ from rlsys.config.derived import (
     policy_is_reference,
     samples_differ,
     token_weighting,
-    updates_of_step,
 )
 from rlsys.config.methods import AlgorithmConfig, CorrectionConfig, CriticConfig
 from rlsys.config.schema import Config, RewardFunction
@@ -67,7 +66,7 @@ def method_rows(c: Config) -> list[tuple[str, str]]:
     clip = _set_options(a, "clip_low", "clip_high", "dual_clip", "max_ratio", "tau_pos", "tau_neg")
     rows = [
         ("advantage", f"{a.advantage}{deviation}{_set_options(a, 'eps')}{', whitened' if a.whiten else ''}"),
-        ("loss", a.loss + clip + _off_policy(c)),
+        ("loss", a.loss + clip),
         ("token weights", _token_weights(c)),
     ]
     if a.control_tokens:
@@ -93,13 +92,6 @@ def method_rows(c: Config) -> list[tuple[str, str]]:
     if c.dynamic_sampling.enabled:
         rows.append(("dynamic sampling", f"at most {c.dynamic_sampling.max_rounds} rounds"))
     return rows
-
-
-def _off_policy(c: Config) -> str:
-    """A loss without a ratio cannot know that later updates of a step are off policy."""
-    return " (no ratio: a step's later updates count as on policy)" * (
-        c.algorithm.loss == "reinforce" and updates_of_step(c) > 1
-    )
 
 
 def _token_weights(c: Config) -> str:

@@ -142,7 +142,6 @@ def test_the_method_in_a_few_words(tmp_path):
             "k3 in the reward (a biased gradient; that of k1 is exact), coefficient 1",
         ),
         ("algorithm.loss=reinforce trainer.updates_per_step=1", "loss", "reinforce"),
-        ("algorithm.loss=reinforce", "loss", "reinforce (no ratio: a step's later updates count as on policy)"),
         ("algorithm.anchor=rollout", "ratio", "to the engines' log-probs"),
         ("pipeline.max_lag=1", "correction", "tis"),
         ("pipeline.max_lag=1 correction.high=3", "correction", "tis (high 3)"),
