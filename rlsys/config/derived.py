@@ -16,14 +16,14 @@ def kl_estimator(c: Config) -> str:
 
 
 def token_weighting(c: Config) -> str:
-    """How the loss weights tokens: as the paper of the loss does, by default."""
+    """How the loss weights tokens: by default as published for losses that are means over sequences, else as DAPO."""
     if c.algorithm.normalize != "auto":
         return c.algorithm.normalize
     return "sequence_mean" if c.algorithm.loss in MEAN_OF_SEQUENCES else "token_mean"
 
 
 def controlled_share(c: Config) -> float:
-    """The share of tokens that entropy.control acts on: by default, that of the control's paper."""
+    """The share of tokens that entropy.control acts on: by default, that of its authors' scripts."""
     if c.entropy.share is not None:
         return c.entropy.share
     return 2e-4 if c.entropy.control == "clip_cov" else 2e-3

@@ -66,7 +66,8 @@ def loss_weights(config: Config, batch: Batch, members: list[int], control_token
 def weigh_other_terms(config: Config, batch: Batch, members: list[int], columns: Columns) -> Columns:
     """Adds the weights of a mini-batch's KL and entropy terms to the columns, where the policy loss has others.
 
-    `decoupled` weighs the policy loss alone (arXiv 2505.13379): the other terms are means over sequences.
+    `decoupled` weighs the policy loss alone (arXiv 2505.13379): the other terms are means over sequences. In the authors'
+    code (VainF/Thinkless) too α is for the policy loss alone, and KL and entropy are means over all tokens.
     """
     has_terms = columns.ref is not None or columns.old_kl_coef is not None or config.entropy.coef
     if token_weighting(config) != "decoupled" or not has_terms:
