@@ -1,7 +1,8 @@
 """Tools of MCP servers, over standard input and output or HTTP, by the official client (extra `mcp`).
 
 A server is started or connected with the first episode of a process, and serves all its episodes. With `per_episode`,
-each episode has its own. A server that dies is started again with the next call.
+each episode has its own. When a server dies or is ended, the calls that it was working on are made once more, on a new
+one: one episode's hung call must not be seen in another's conversation. If that fails too, the episode fails.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import Any
 
 from rlsys.config.plugins import PROCESS_MARK
 from rlsys.config.schema import ConfigError
-from rlsys.episodes.tools.tool import Schema
+from rlsys.episodes.tools.tool import Schema, ToolServerError
 
 START_S = 60.0
 ANSWER_S = 5.0
@@ -35,6 +36,10 @@ class McpSpec:
         return self.url or " ".join(self.command)
 
 
+class ServerEnded(Exception):
+    """The server of a call has ended."""
+
+
 class McpServer:
     """A connection to a server. One task opens and closes it, as the client library demands."""
 
@@ -44,10 +49,11 @@ class McpServer:
         self.task: asyncio.Task[None] | None = None
         self.client: Any = None
         self.closing = asyncio.Event()
+        self.described: list[Any] = []  # its tools: they are fixed at the start
         self.check: asyncio.Task[None] | None = None  # whether the server still answers
 
     async def connect(self) -> Any:
-        """Returns the client, connected. Raises `ConnectionError` with what the server has written."""
+        """Returns the client, connected. Raises `ToolServerError` with what the server has written."""
         async with self.lock:
             if self.client is None:
                 self.closing = asyncio.Event()
@@ -58,7 +64,7 @@ class McpServer:
                     self.client = await asyncio.wait_for(ready, START_S)
                 except TimeoutError:
                     await self.close()
-                    raise ConnectionError(f"no MCP server at {self.spec}: no answer within {START_S:g} s") from None
+                    raise ToolServerError(f"no MCP server at {self.spec}: no answer within {START_S:g} s") from None
                 except BaseException:
                     await self.close()
                     raise
@@ -74,7 +80,7 @@ class McpServer:
                     await closing.wait()
             except Exception as error:  # it may fail in any way, also while it closes
                 if not ready.done():
-                    ready.set_exception(ConnectionError(f"no MCP server at {self.spec}: {explain(error, log)}"))
+                    ready.set_exception(ToolServerError(f"no MCP server at {self.spec}: {explain(error, log)}"))
 
     def _transport(self, log: Any) -> Any:
         if self.spec.url:
@@ -86,6 +92,8 @@ class McpServer:
         return stdio_client(StdioServerParameters(command=command, args=arguments, env=env), errlog=log)
 
     async def list_tools(self) -> list[Any]:
+        if self.described:
+            return self.described
         client = await self.connect()
         tools, cursor = [], None
         while True:
@@ -93,26 +101,36 @@ class McpServer:
             tools += page.tools
             cursor = page.next_cursor
             if not cursor:
+                self.described = tools
                 return tools
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        from mcp import MCPError
-
-        client = await self.connect()
         try:
-            result = await client.call_tool(name, arguments)
-        except MCPError as error:
-            if await self.answers(client):
-                raise
-            await self.close()
-            raise ConnectionError(f"the MCP server {self.spec} ended: {error}") from None
-        except asyncio.CancelledError:  # the call's time is over
-            self.check = asyncio.create_task(self.close_if_silent(client))
-            raise
+            result = await self.call_once(name, arguments)
+        except ServerEnded:
+            try:
+                result = await self.call_once(name, arguments)
+            except ServerEnded as error:
+                sentence = f"the MCP server {self.spec} ended during `{name}`, and a new one did too: {error}"
+                raise ToolServerError(sentence) from None
         text = "\n".join(block_text(block) for block in result.content)
         if not result.content and result.structured_content is not None:
             text = json.dumps(result.structured_content, ensure_ascii=False)
         return f"Error: {text}" if result.is_error else text
+
+    async def call_once(self, name: str, arguments: dict[str, Any]) -> Any:
+        client = await self.connect()
+        try:
+            return await client.call_tool(name, arguments)
+        except Exception as error:
+            if client is self.client and await self.answers(client):
+                raise
+            if client is self.client:  # else another call has closed it
+                await self.close()
+            raise ServerEnded(str(error)) from None
+        except asyncio.CancelledError:  # the call's time is over
+            self.check = asyncio.create_task(self.close_if_silent(client))
+            raise
 
     async def answers(self, client: Any) -> bool:
         """True if the server still answers. If so, only the call has failed."""

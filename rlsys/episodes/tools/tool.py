@@ -10,6 +10,10 @@ TIMEOUT_S = 30.0
 MAX_CHARS = 8000
 
 
+class ToolServerError(ConnectionError):
+    """A server of tools does not start or has ended. The model cannot correct it: the episode fails."""
+
+
 class Tool(Protocol):
     """A tool of one episode. Its schema is what the chat template shows to the model."""
 
@@ -17,7 +21,7 @@ class Tool(Protocol):
     schema: Schema  # {"type": "function", "function": {"name": …, "description": …, "parameters": …}}
 
     async def call(self, arguments: dict[str, Any]) -> str:
-        """Returns what the model sees. An exception is seen by the model too."""
+        """Returns what the model sees. An exception is seen by the model too, unless it is the fault of this host."""
         ...
 
     async def close(self) -> None: ...
@@ -31,7 +35,7 @@ async def call_tool(
     try:
         async with deadline:
             text = await tool.call(arguments)
-    except SandboxError:
+    except (SandboxError, ToolServerError):
         raise  # this host's fault, which the model cannot correct
     except Exception as error:  # a tool may raise anything
         text = f"Error: {type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from rlsys.episodes.tools import Toolbox, call_tool
+from rlsys.episodes.tools.tool import ToolServerError
 from rlsys.episodes.tools.toolbox import close_all
 
 SERVER = """
@@ -35,6 +36,18 @@ def fail(why: str) -> str:
 @server.tool()
 def die() -> str:
     os._exit(3)
+
+@server.tool()
+def die_once(mark: str) -> str:
+    if os.path.exists(mark):
+        return "alive"
+    open(mark, "w").close()
+    os._exit(3)
+
+@server.tool()
+async def block() -> str:
+    import time
+    time.sleep(60)
 
 @server.tool()
 async def hang() -> str:
@@ -96,7 +109,7 @@ def test_a_server_over_standard_input_shows_its_tools_and_runs_them(script):
         return {tool.name: tool.schema["function"] for tool in tools}
 
     functions = asyncio.run(schemas())
-    assert list(functions) == ["add", "fail", "die", "hang", "data", "files", "write"]
+    assert list(functions) == ["add", "fail", "die", "die_once", "block", "hang", "data", "files", "write"]
     assert functions["add"]["description"] == "Adds two numbers."
     assert functions["add"]["parameters"]["required"] == ["a"]
     spec = {"command": [sys.executable, script], "env": {"WHO": "me"}}
@@ -128,13 +141,46 @@ def test_episodes_share_a_server_unless_each_has_its_own(script):
     assert left_servers() == []
 
 
-def test_a_server_that_dies_is_told_and_started_again(script):
+def test_a_call_that_ends_its_server_twice_fails_the_episode_and_not_the_next_one(script):
+    async def session():
+        toolbox = Toolbox([{"mcp": {"command": [sys.executable, script]}}])
+        tools = {tool.name: tool for tool in await toolbox.open({})}
+        first = await call_tool(tools["add"], {"a": 2})
+        with pytest.raises(ToolServerError, match=r"server\.py ended during `die`, and a new one did too"):
+            await call_tool(tools["die"], {})
+        again = await call_tool(tools["add"], {"a": 2})
+        await toolbox.close()
+        return first, again
+
+    assert asyncio.run(session()) == ("3, call 1 of nobody", "3, call 1 of nobody")
+    assert left_servers() == []
+
+
+def test_a_server_that_dies_once_is_not_seen_by_the_model(script, tmp_path):
     spec = {"command": [sys.executable, script]}
-    add = ("add", {"a": 2})
-    first, dead, again = asyncio.run(calls(spec, add, ("die", {}), add))
-    assert first == "3, call 1 of nobody"
-    assert dead.startswith(f"Error: ConnectionError: the MCP server {sys.executable} {script} ended")
-    assert again == "3, call 1 of nobody"
+    [text] = asyncio.run(calls(spec, ("die_once", {"mark": str(tmp_path / "mark")})))
+    assert text == "alive"
+
+
+@pytest.mark.parametrize("per_episode", [False, True])
+def test_a_call_that_blocks_the_server_is_not_seen_in_another_episode(script, monkeypatch, per_episode):
+    monkeypatch.setattr("rlsys.episodes.tools.mcp_tool.ANSWER_S", 1.0)
+
+    async def session():
+        spec = {"command": [sys.executable, script], "per_episode": per_episode}
+        toolbox = Toolbox([{"mcp": spec}])
+        a, b = [{tool.name: tool for tool in await toolbox.open({})} for _ in range(2)]
+        await call_tool(b["add"], {"a": 1})
+        slow = asyncio.create_task(call_tool(a["block"], {}, 1.0))
+        await asyncio.sleep(0.5)
+        quick = await call_tool(b["add"], {"a": 2}, 30.0)
+        await close_all([*a.values(), *b.values()])
+        await toolbox.close()
+        return await slow, quick
+
+    number = 2 if per_episode else 1  # the shared server is a new one
+    assert asyncio.run(session()) == ("Error: `block` gave no result within 1 s.", f"3, call {number} of nobody")
+    assert left_servers() == []
 
 
 def test_a_call_that_hangs_ends_and_the_server_goes_on(script):
@@ -194,10 +240,8 @@ def http_server(script):
 
 def test_a_server_over_http_runs_its_tools(script):
     with http_server(script) as url:
-        outputs = asyncio.run(
-            calls({"url": url}, ("add", {"a": 2}), ("fail", {"why": "late"}), ("die", {}), ("add", {"a": 1}))
-        )
+        outputs = asyncio.run(calls({"url": url}, ("add", {"a": 2}), ("fail", {"why": "late"})))
+        with pytest.raises(ToolServerError, match=f"no MCP server at {url}"):
+            asyncio.run(calls({"url": url}, ("die", {})))
     assert outputs[0] == "3, call 1 of nobody"
     assert outputs[1] == "Error: Error executing tool fail"
-    assert outputs[2].startswith(f"Error: ConnectionError: the MCP server {url} ended")
-    assert outputs[3].startswith(f"Error: ConnectionError: no MCP server at {url}")
