@@ -74,7 +74,7 @@ def test_losses_of_whole_sequences_do_not_depend_on_it(policy: Start, tiny: Call
     settings = ["algorithm.loss=gspo", "correction.method=sequence_tis", "entropy.coef=0.01", "policy.ranks=2"]
     expected, actual = (train(policy(tiny(*settings, f"policy.sequence_parallel={k}")), 4096, 0) for k in (1, 2))
     assert alike(actual, expected)
-    assert min(expected[0]["entropy"], expected[0]["correction"]) > 0
+    assert expected[0]["correction"] > 0
 
 
 def test_in_bfloat16_it_differs_by_rounding(policy: Start, tiny: Callable[..., Config]) -> None:
