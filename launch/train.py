@@ -146,7 +146,9 @@ def run_training(
             progress.note("stopping")
     except StepAbandoned:  # while the workers started
         return newest.state.step if newest else 0
-    if done == config.trainer.steps:
+    if done == config.trainer.steps and trainer.state.pending_metrics:
+        progress.note("the evaluation of the last step is still to be done: run the same command again")
+    elif done == config.trainer.steps:
         run.record_event("done", step=done)
     return done
 

@@ -93,7 +93,7 @@ class Trainer:
         self.check_agreement()
         if self.state.pending_metrics or self.state.step == 0:
             metrics = self.run_pending_evaluation()
-            if problem := self.state.best.explain_missing(metrics):
+            if self.evaluator.is_due(self.state.step) and (problem := self.state.best.explain_missing(metrics)):
                 raise ConfigError(problem)
             self.checkpointing.saved_step = 0  # the checkpoint still has the evaluation as pending
         last = self.config.trainer.steps
@@ -126,12 +126,13 @@ class Trainer:
         step = self.state.step
         try:
             self.wait_for_batches_ahead()
+            given_up = self.pipeline.given_up(after=step)
             self.stop.saving = True
             self.save()
             self.checkpointing.commit(wait=True)
         except StepAbandoned:
             return self.checkpointing.committed_step
-        if given_up := self.pipeline.given_up(after=step):
+        if given_up and not self.config.pipeline.in_flight:
             self.log.event("batches given up", step=step, batches=given_up)
             self.log.note(
                 f"batches {given_up} were not sampled in time. They will be sampled from the weights of step {step}, which "

@@ -27,7 +27,7 @@ def track(path: Path, overrides: tuple[str, ...], console: Console) -> int:
     if not lines:
         raise ConfigError(f"{path} has no metrics yet: its metrics.jsonl has no line.")
     last = lines[-1]["step"]
-    run = RunDirectory(config)
+    run = RunDirectory(config, trains=False)
     try:
         tracking = Tracking(config, run.path, lambda text: print_line(console, text), run.record_event)
         tracking.start(last)

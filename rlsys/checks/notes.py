@@ -26,7 +26,7 @@ def find_notes(c: Config) -> Iterator[str]:
         )
     if c.reference.kl_coef and c.reference.kl_in == "reward" and a.kl not in ("auto", "k1"):
         yield f"algorithm.kl {a.kl} in the reward: its gradient is biased and nearly 0 close to the reference; k1's is exact."
-    if a.std == "none" and a.eps is not None:
+    if a.std == "none" and a.eps is not None and a.advantage not in ("gdpo", "max_rl"):  # these divide otherwise too
         yield f"algorithm.eps {a.eps:g}: without effect, because algorithm.std none divides by no deviation."
     if c.reward.per_token and (parts := maybe_negative(c)):
         yield (

@@ -23,7 +23,8 @@ def describe_turn_end(template: ConversationTemplate, end_ids: Collection[int]) 
     if set(ends) & set(end_ids):
         return ""
     end = max(ends, key=lambda number: len(template.special_tokens[number]))
-    names = ", ".join(template.tokenizer.convert_ids_to_tokens(sorted(end_ids))) or "no token"
+    tokens = template.tokenizer.convert_ids_to_tokens(sorted(id for id in end_ids if id is not None))
+    names = ", ".join(filter(None, tokens)) or "no token of the tokenizer"
     return (
         f"The chat template ends an answer by {template.special_tokens[end]}, and completions end at {names}. The model "
         "would go on with the next turn and be trained on what it invents there. Give "

@@ -15,6 +15,7 @@ FREE_FIELDS = frozenset(
         "peft_type",
         "peft_version",
         "task_type",
+        "ensure_weight_tying",
         "auto_mapping",
         "base_model_name_or_path",
         "revision",

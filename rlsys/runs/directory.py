@@ -7,10 +7,12 @@ inputs.json, rows.npz   what files and rows the run is made of, see `inputs`
 """
 
 import contextlib
+import io
 import json
 import os
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -25,7 +27,7 @@ from rlsys.config.schema import Config, ConfigError, DataSource
 from rlsys.config.secrets import redact_nested
 from rlsys.data import Dataset
 from rlsys.runs import inputs, timeline
-from rlsys.runs.disk import sync_file, sync_folder, write_atomically
+from rlsys.runs.disk import sync_file, sync_folder, write_atomically, write_synced
 from rlsys.runs.run_lock import lock_run
 from rlsys.runs.samples import warm_up_pyarrow, write_samples
 from rlsys.types import Batch, Columns, Floats, Prompt
@@ -80,7 +82,8 @@ MOVABLE_OPTIONS = ("model.path", "reference.path", "model.adapter")  # may lead 
 class RunDirectory:
     """Opens a run directory for writing and locks it: two runs in one directory are refused."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config, *, trains: bool = True):
+        """Without `trains`, the run's data and models are not looked at."""
         self.path = Path(config.run.dir).expanduser().resolve()
         known = self.path / "config.yaml"
         try:
@@ -97,11 +100,12 @@ class RunDirectory:
             raise ConfigError(f"run.dir: cannot write to {self.path}: {error.strerror}.") from None
         self.begun = known.is_file() and (self.path / "metrics.jsonl").is_file()
         self.notes: list[str] = []  # for the user, once there is a place to show them
-        checked = self._checked_inputs(config)
+        checked = self._checked_inputs(config) if trains else inputs.InputFiles({}, set())
         if self.begun:
             self._refuse_changes(config, known, checked)
         try:
-            self._write_inputs(checked)
+            if trains:
+                self._write_inputs(checked)
             write_atomically(known, loading.to_yaml(config))
             for name in ("samples", "checkpoints", "logs"):
                 (self.path / name).mkdir(exist_ok=True)
@@ -137,7 +141,12 @@ class RunDirectory:
 
     def _known_inputs(self) -> dict[str, inputs.Files]:
         file = self.path / "inputs.json"
-        return dict(json.loads(file.read_text())) if self.begun and file.is_file() else {}
+        if not self.begun or not file.is_file():
+            return {}
+        try:
+            return dict(json.loads(file.read_text()))
+        except ValueError as error:
+            raise ConfigError(unreadable(file, error)) from None
 
     def _checked_inputs(self, config: Config) -> inputs.InputFiles:
         """Hashes the files. Raises `ConfigError` if one is not what it was when the run began."""
@@ -148,7 +157,8 @@ class RunDirectory:
             self.notes.append(
                 f"the run has no record of {', '.join(now)}: whether they changed since it began is not known. It has one now"
             )
-        return inputs.InputFiles(known | now, known.keys() & now.keys())
+        merged = {option: known.get(option, {}) | now.get(option, {}) for option in [*known, *now]}
+        return inputs.InputFiles(merged, known.keys() & now.keys())
 
     def record_inputs(self, config: Config) -> None:
         """Checks and records files once more: those of a hub name may have been downloaded only now."""
@@ -171,17 +181,17 @@ class RunDirectory:
                 "the run has no record of its rows: whether they changed since it began is not known. It has one now."
             )
         elif self.begun:
-            with np.load(file) as known:
-                trained = [known[name] for name in known.files if not name.startswith("eval.")]
-                pairs = zip(rows.items(), trained, strict=False)
-                changed = [text for (name, now), old in pairs if (text := inputs.describe_changed_rows(name, old, now))]
-                if changed:
-                    raise ConfigError(self._explain_inputs(changed))
-                changes = [inputs.describe_changed_rows(n, known[n], now) for n, now in evaluated.items() if n in known]
+            known = read_rows(file)
+            trained = [known[name] for name in known if not name.startswith("eval.")]
+            pairs = zip(rows.items(), trained, strict=False)
+            changed = [text for (name, now), old in pairs if (text := inputs.describe_changed_rows(name, old, now))]
+            if changed:
+                raise ConfigError(self._explain_inputs(changed))
+            changes = [inputs.describe_changed_rows(n, known[n], now) for n, now in evaluated.items() if n in known]
             notes += [f"{text}. Its figures before and after are not of the same prompts." for text in changes if text]
-        unfinished = self.path / ".rows.tmp"
-        with unfinished.open("wb") as out:
-            np.savez(out, **rows, **evaluated)  # type: ignore[arg-type]
+        unfinished, data = self.path / ".rows.tmp", io.BytesIO()
+        np.savez(data, **rows, **evaluated)  # type: ignore[arg-type]
+        write_synced(unfinished, data.getvalue())
         unfinished.rename(file)
         return notes
 
@@ -195,7 +205,8 @@ class RunDirectory:
         self._writer.shutdown()
         timeline.close_timeline()
         if not self._lock.closed:
-            self._lock.truncate(0)  # for file systems without locks
+            with contextlib.suppress(OSError):  # a full disk
+                self._lock.truncate(0)  # for file systems without locks
             self._lock.close()
 
     def warm_up_writer(self) -> None:
@@ -246,6 +257,21 @@ class RunDirectory:
         for folder in (self.path / "samples", self.path):
             sync_folder(folder)
         self._unsynced.clear()
+
+
+def read_rows(file: Path) -> dict[str, inputs.Rows]:
+    try:
+        with np.load(file) as rows:
+            return dict(rows)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigError(unreadable(file, error)) from None
+
+
+def unreadable(file: Path, error: Exception) -> str:
+    return (
+        f"{file} is damaged ({type(error).__name__}). Remove it, and whether data and models changed since the run began is "
+        "not checked; or restore it."
+    )
 
 
 def without_paths(config: Config) -> list[DataSource]:

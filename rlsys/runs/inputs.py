@@ -76,10 +76,9 @@ def find_model_folder(path: str) -> Path | None:
 
 def hash_model(folder: Path) -> Files:
     texts = sorted({file for pattern in TEXT_FILES for file in folder.glob(pattern) if file.is_file()})
-    weights = sorted({file for pattern in WEIGHTS for file in folder.glob(pattern)} - set(texts))
+    weights = sorted({file for pattern in WEIGHTS for file in folder.glob(pattern) if file.is_file()} - set(texts))
     files = {file.name: hash_file(file) for file in texts} | {file.name: hash_weights(file) for file in weights}
-    snapshot = {"commit": folder.name} if folder.parent.name == "snapshots" else {}  # of the hub
-    return files | snapshot
+    return files | ({"commit": folder.name} if folder.parent.name == "snapshots" else {})  # of the hub
 
 
 def hash_file(file: Path) -> str:
@@ -123,11 +122,15 @@ def find_texts(value: Any) -> Iterator[str]:
 
 
 def describe_changed_files(before: Mapping[str, Files], now: Mapping[str, Files]) -> list[str]:
-    """Names the files that are not as they were, of options that lead to files both times."""
+    """Names the files that are not as they were, of options that lead to files both times.
+
+    Of a hub's model, a machine may have only some files, and more later; and another commit may have the same files.
+    """
     changed = []
     for option in before.keys() & now.keys():
         old, new = before[option], now[option]
-        names = [n for n in sorted(old.keys() | new.keys()) if old.get(n) != new.get(n)]
+        compared = old.keys() & new.keys() - {"commit"} if "commit" in old.keys() | new.keys() else old.keys() | new.keys()
+        names = [n for n in sorted(compared) if old.get(n) != new.get(n)]
         if names == ["contents"]:
             changed.append(f"{option} has changed")
         elif names:

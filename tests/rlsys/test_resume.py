@@ -262,6 +262,15 @@ def test_an_evaluation_that_was_abandoned_is_made_up_for(tmp_path):
     assert learned(again.lines) == learned(whole.lines)
 
 
+def test_a_stop_between_two_evaluations_does_not_lose_the_best_step(tmp_path):
+    """A step that ends without an evaluation of its own has no figure to choose by."""
+    options = ["trainer.steps=4", "eval.every=2", "checkpoint.keep_best=eval/easy/accuracy"]
+    first = Machines(tmp_path, *options)
+    assert stopped_while(first, "sync", 2, grace_s=-1) == 1
+    again = Machines(tmp_path, *options).run()
+    assert [line["step"] for line in again.lines] == [0, 1, 2, 3, 4]
+
+
 # --- the best checkpoint ---------------------------------------------------------------------------------------------------
 
 

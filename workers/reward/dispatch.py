@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ray.exceptions import RayError
+
 from rlsys.rewards.settings import RewardSettings
 from rlsys.types import Verdict
 from workers.reward.sample_queue import JudgeResult, RewardItem
@@ -147,6 +149,9 @@ class Dispatcher:
         items = [sample.item for sample in samples]
         try:
             results = worker.submit(items)
+        except RayError as error:
+            results = Future()
+            results.set_exception(error)
         except Exception as error:  # such as a row that cannot be pickled
             results = Future()
             results.set_result(explain_unsent(items, error))

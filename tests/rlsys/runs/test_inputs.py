@@ -233,10 +233,22 @@ def test_a_model_of_the_hub_is_recorded_with_its_commit_once_it_is_here(tmp_path
     run.record_metrics({"step": 0})
     run.close()
     assert json.loads((tmp_path / "run" / "inputs.json").read_text())["model.path"]["commit"] == "aaa"
-    begin(config)
-    (stored / "refs" / "main").write_text("bbb")
-    with pytest.raises(ConfigError, match=r"model\.path: commit changed"):
+    (stored / "refs" / "main").write_text("bbb")  # which has the same files
+    (stored / "snapshots" / "bbb" / "tokenizer.json").unlink(missing_ok=True)  # not downloaded yet
+    (stored / "snapshots" / "bbb" / "added_tokens.json").write_text("{}")  # only now
+    RunDirectory(config).close()
+    (stored / "snapshots" / "bbb" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"model\.path: config\.json changed"):
         RunDirectory(config)
+
+
+@pytest.mark.parametrize("name", ["inputs.json", "rows.npz"])
+@pytest.mark.parametrize("text", ["", "PK\x03\x04 half of it", "[1"])
+def test_a_damaged_record_is_named_with_a_way_out(tmp_path, name, text):
+    Machines(tmp_path, "trainer.steps=1").run()
+    (tmp_path / "run" / name).write_text(text)
+    with pytest.raises(ConfigError, match=rf"{name} is damaged .*Remove it"):
+        Machines(tmp_path, "trainer.steps=2").run()
 
 
 def test_weights_in_another_format_show_a_change_too(tmp_path):
