@@ -126,7 +126,7 @@ class Ranks:
 
     def update(self, packs: list[list[Pack]], lr: float, kl_coef: float) -> dict[str, float]:
         self.files.acquire()
-        names = ("loss", "grad_norm", "kl", "entropy", "clip_low", "clip_high", "mismatch", "mismatch_max", "skipped")
+        names = ("loss", "grad_norm", "kl", "computed", "clip_low", "clip_high", "mismatch", "mismatch_max", "skipped")
         return dict.fromkeys(names, 0.0) | {
             "tokens": float(sum(len(p.targets) for own in packs for p in own)),
             "first_bad_sample": math.inf,

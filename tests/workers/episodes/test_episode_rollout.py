@@ -45,6 +45,11 @@ def write_turn(sequence: Sequence[int]) -> list[int]:
 class PlainEngines:
     """Stands for the engines, and for a `Generation` of theirs: each turn takes up to 40 ms."""
 
+    waiting_count = 0
+
+    def pending_samples(self) -> set[tuple[str, int]]:
+        return {(request.uid, request.index) for _, _, request in self.running}
+
     def begin(self, requests: list[Request], more: Callable[[], bool]) -> "PlainEngines":
         assert not requests
         self.more, self.rng = more, random.Random(0)

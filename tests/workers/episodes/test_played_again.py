@@ -78,6 +78,8 @@ class Engines:
     Single answers are finished when all episodes have asked for that turn.
     """
 
+    waiting_count = 0
+
     def __init__(self, held: int = -1, episodes: int = 0):
         self.held, self.episodes = held, episodes
 
@@ -108,6 +110,9 @@ class Engines:
     def add(self, request: Request) -> None:
         self.asked[request.uid, request.index] += 1
         self.running.append(request)
+
+    def pending_samples(self) -> set[tuple[str, int]]:
+        return {(request.uid, request.index) for request in self.running}
 
     def cancel_waiting(self) -> set[tuple[str, int]]:
         return set()

@@ -198,7 +198,9 @@ def play(episodes: EpisodeRunner, starts: list[Start]) -> tuple[dict[int, Ended]
 
 def answer(asked: Event) -> Answer:
     assert isinstance(asked, Asked)
-    return Answer(asked.number, asked.turn, Turn(asked.observation, [5, 6, 1], [-1.0, -2.0, -0.5], "stop"))
+    return Answer(
+        asked.number, asked.turn, Turn(asked.observation, [5, 6, 1], [-1.0, -2.0, -0.5], "stop"), asked.history
+    )
 
 
 OUTCOMES = {  # function: failure or score, and what its detail says or why it ended
