@@ -100,7 +100,7 @@ def explain_no_turns(samples: list[Sample]) -> str:
     ]
     [(reason, count)] = Counter(reasons).most_common(1)
     return (
-        f"None of the first {len(samples)} episodes had a turn. {count} of them: {reason}. Look at the function that "
+        f"None of the first {len(samples)} episodes had a turn. {count} of them: {reason.rstrip('.')}. Look at the function that "
         "plays them, and at the limits in `episode`, such as episode.window."
     )
 
