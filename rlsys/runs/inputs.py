@@ -129,7 +129,9 @@ def describe_changed_files(before: Mapping[str, Files], now: Mapping[str, Files]
     changed = []
     for option in before.keys() & now.keys():
         old, new = before[option], now[option]
-        compared = old.keys() & new.keys() - {"commit"} if "commit" in old.keys() | new.keys() else old.keys() | new.keys()
+        compared = (
+            old.keys() & new.keys() - {"commit"} if "commit" in old.keys() | new.keys() else old.keys() | new.keys()
+        )
         names = [n for n in sorted(compared) if old.get(n) != new.get(n)]
         if names == ["contents"]:
             changed.append(f"{option} has changed")
