@@ -142,10 +142,10 @@ def test_gspo_gmpo_and_sapo_are_means_over_sequences_by_default(tmp_path, loss, 
     assert float(losses @ torch.from_numpy(weights)) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["ppo_clip", "cispo", "dppo_tv", "reinforce"])
+@pytest.mark.parametrize("loss", ["ppo_clip", "advantage_clip", "cispo", "dppo_tv", "reinforce"])
 def test_the_other_losses_are_means_over_tokens_by_default(tmp_path, loss):
-    weights = loss_weights(make_config(tmp_path, f"algorithm.loss={loss}"), make_batch([1, 0], [0, 0], [2, 6]), [0, 1])
-    assert weights.tolist() == [0.125] * 8
+    config = make_config(tmp_path, f"algorithm.loss={loss}", "trainer.updates_per_step=1")
+    assert loss_weights(config, make_batch([1, 0], [0, 0], [2, 6]), [0, 1]).tolist() == [0.125] * 8
 
 
 def test_samples_are_drawn_as_often_as_they_have_tokens():
