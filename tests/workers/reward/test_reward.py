@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +154,8 @@ def test_a_worker_that_never_answers_ends_the_wait_after_three_times(
     pool: Callable[..., RewardPool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example, because no host has room for the actor that Ray starts in its place."""
-    started = pool(
-        "def trap(completion):\n    return 1.0\n",
-        "watchdog.stall_s=0.3",
-        "reward.timeout_s=0.1",
-        "cluster.start_timeout_s=0.3",
-    )
+    started = pool("def trap(completion):\n    return 1.0\n", "watchdog.stall_s=0.3", "reward.timeout_s=0.1")
+    started.config = replace(started.config, cluster=replace(started.config.cluster, start_timeout_s=0.3))
     events: list[str] = []
     monkeypatch.setattr(started.watchdog, "event", lambda kind, **facts: events.append(kind))
     monkeypatch.setattr("workers.reward.pool.restart_actors", lambda actors, logs: None)
