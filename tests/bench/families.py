@@ -44,18 +44,18 @@ def measure(part: str) -> dict[str, Any]:
 
 def answers(report: Path) -> dict[str, str]:
     """What the test of each family found: ok, its own words, or why it was skipped or failed."""
-    found = {}
+    answer_by_family = {}
     for case in ElementTree.parse(report).iter("testcase"):
         _, bracket, family = case.attrib["name"].rstrip("]").partition("[")
         if bracket:
             problem = next(
                 (case.find(kind) for kind in ("failure", "error", "skipped") if case.find(kind) is not None), None
             )
-            said = [p.attrib["value"] for p in case.iter("property") if p.attrib["name"] == "answer"]
+            words = [p.attrib["value"] for p in case.iter("property") if p.attrib["name"] == "answer"]
             if problem is not None:
-                said = [f"{problem.tag}: {problem.attrib.get('message', '').splitlines()[0][:200]}"]
-            found[family] = said[0] if said else "ok"
-    return found
+                words = [f"{problem.tag}: {problem.attrib.get('message', '').splitlines()[0][:200]}"]
+            answer_by_family[family] = words[0] if words else "ok"
+    return answer_by_family
 
 
 def problems(result: dict[str, Any], before: dict[str, Any]) -> list[str]:

@@ -224,8 +224,8 @@ def listed(root: Path = ROOT) -> dict[str, str]:
 
 
 def faults(stamps: list[str], measurement: str, root: Path = ROOT) -> list[str]:
-    found = [f"{written}: {why}" for written in stamps if (why := fault(written, measurement, root))]
-    return found if stamps else ["there is no record"]
+    problems = [f"{written}: {why}" for written in stamps if (why := fault(written, measurement, root))]
+    return problems if stamps else ["there is no record"]
 
 
 if __name__ == "__main__":

@@ -170,14 +170,14 @@ REPORT = """<testsuites><testsuite>
 
 def test_a_family_that_fails_or_is_newly_skipped_does_not_enter_the_record(tmp_path: Path) -> None:
     (tmp_path / "report.xml").write_text(REPORT)
-    found = families.answers(tmp_path / "report.xml")
-    assert found == {
+    answers = families.answers(tmp_path / "report.xml")
+    assert answers == {
         "gpt2": "samples",
         "mamba": "ok",
         "opt": "skipped: no tiny model by common sizes",
         "bloom": "failure: assert 1 == 2",
     }
-    result = {"families": found}
+    result = {"families": answers}
     assert families.problems(result, {}) == ["bloom: failure: assert 1 == 2"]
     assert families.problems(result, {"families": {"opt": "skipped: other words"}}) == ["bloom: failure: assert 1 == 2"]
     assert families.problems(result, {"families": {"opt": "ok"}})[0].startswith("opt: skipped")
