@@ -70,7 +70,7 @@ rehearsal: install  ## sync weights with a fake GPU between all numbers of engin
 	RLSYS_ALL_SHAPES=1 $(BIN)/pytest tests/workers/gpu_rehearsal/test_transports.py
 
 families: install  ## try a tiny model of each family: train all that transformers has; engines, exports and runs; record it
-	$(BIN)/python tests/bench/families.py
+	$(BIN)/python tests/bench/family_record.py
 
 OTHERS_SAY := verl==0.9.1 tensordict==0.10.0 torchdata==0.11.0 codetiming==1.4.0 hydra-core==1.3.8 pyvers==0.2.3 orjson==3.13.0 openrlhf==0.11.2 trl==1.16.0
 published: install  ## compute all numbers of verl, OpenRLHF and TRL in tests/rlsys/algorithms again, by them; downloads them

@@ -67,7 +67,7 @@ DEPENDS = {
     "soak_episodes.json": SOAK,
     "memory.json": SOAK,
     "memory_episodes.json": SOAK,
-    "families.json": f"rlsys/packs rlsys/models workers/learner {ENGINE} workers/sync tests/rlsys/packs/families.py {BENCH}/families.py",
+    "families.json": f"rlsys/packs rlsys/models workers/learner {ENGINE} workers/sync tests/rlsys/packs/families.py {BENCH}/family_record.py",
     "any": "rlsys workers launch configs",  # for measurements that are not compared with the code of today
 }
 PROSE = (":!*.md", ":!*.svg", ":!*.png")

@@ -19,7 +19,7 @@ sys.path.append(str(ROOT / "tests" / "bench" / "biases"))
 sys.path.append(str(ROOT / "tests" / "bench" / "trl"))
 import compare
 import episode_demos
-import families
+import family_record
 import real
 import recipes
 import runs as biases
@@ -145,8 +145,8 @@ def test_finished_rounds_are_kept_while_code_and_options_are_the_same(
 
 def test_the_engines_of_the_table_of_families_are_those_that_ran() -> None:
     """`yes` and `sync.verify=false` only where an engine sampled and a whole run was right; `no` where one did not."""
-    record = families.read_record()
-    if record.keys() != families.PARTS.keys():
+    record = family_record.read_record()
+    if record.keys() != family_record.PARTS.keys():
         assert "families.json" in listed()
         return
     rows = [row.strip("|").split("|") for row in page("rlsys/models/README.md").splitlines() if row.startswith("|`")]
@@ -170,7 +170,7 @@ REPORT = """<testsuites><testsuite>
 
 def test_a_family_that_fails_or_is_newly_skipped_does_not_enter_the_record(tmp_path: Path) -> None:
     (tmp_path / "report.xml").write_text(REPORT)
-    answers = families.answers(tmp_path / "report.xml")
+    answers = family_record.answers(tmp_path / "report.xml")
     assert answers == {
         "gpt2": "samples",
         "mamba": "ok",
@@ -178,9 +178,11 @@ def test_a_family_that_fails_or_is_newly_skipped_does_not_enter_the_record(tmp_p
         "bloom": "failure: assert 1 == 2",
     }
     result = {"families": answers}
-    assert families.problems(result, {}) == ["bloom: failure: assert 1 == 2"]
-    assert families.problems(result, {"families": {"opt": "skipped: other words"}}) == ["bloom: failure: assert 1 == 2"]
-    assert families.problems(result, {"families": {"opt": "ok"}})[0].startswith("opt: skipped")
+    assert family_record.problems(result, {}) == ["bloom: failure: assert 1 == 2"]
+    assert family_record.problems(result, {"families": {"opt": "skipped: other words"}}) == [
+        "bloom: failure: assert 1 == 2"
+    ]
+    assert family_record.problems(result, {"families": {"opt": "ok"}})[0].startswith("opt: skipped")
 
 
 # --- Gemma 3 270M -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,10 @@ def test_the_command_line_is_light_until_the_configuration_is_known_to_be_good()
 
 def test_the_types_and_the_configuration_load_no_model_library():
     assert not loaded("import rlsys.checks, rlsys.types, rlsys.data, rlsys.rewards") & {"torch", "transformers"}
+
+
+def test_modules_that_tests_share_have_one_name_each():
+    """They are all found by their plain names: of two with the same name, whichever folder comes first is imported."""
+    shared = [path for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith(("test_", "conftest"))]
+    names = Counter(path.name for path in shared)
+    assert [str(path) for path in shared if names[path.name] > 1] == []

@@ -1,7 +1,7 @@
 """Tries every family of models: each type that transformers has in training; engines, exports and whole runs of those listed.
 
-.venv/bin/python tests/bench/families.py                      what families.json has not of this code (`make families`)
-.venv/bin/python tests/bench/families.py unlisted engines     only these parts
+.venv/bin/python tests/bench/family_record.py                      what families.json has not of this code (`make families`)
+.venv/bin/python tests/bench/family_record.py unlisted engines     only these parts
 
 Writes tests/bench/families.json. A family that is skipped now and was not in the record before is an error, and the record is kept.
 """
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "launch"))
 from records import MISSING, current, measuring
 
 ROOT = Path(__file__).parents[2]
-RECORD = Path(__file__).with_suffix(".json")
+RECORD = Path(__file__).with_name("families.json")
 PARTS = {
     "unlisted": "tests/workers/learner/test_unlisted_families.py",
     "engines": "tests/workers/rollout/test_engine_families.py",
