@@ -7,15 +7,18 @@
            ◀── {"on": number}                        code of this episode runs from now on
            ◀── {"ask": number, "observation": […], "max_tokens": n}
            ◀── {"late": number}                      its time is over, and it has been cancelled
+           ◀── {"dropped": number}                   it has been dropped, and nothing of it runs any more
            ◀── {"end": number, "turns": n, "finish": …, "verdict": …, "messages": …, "turn_scores": …}
            ◀── {"retire": reason}                    it wants to be replaced; its other episodes are played again
 
-All episodes, and the tasks that they start, run in one event loop in the main thread. Answers are JSON: nothing that a
-user's function sends is unpickled. Users' functions are limited as described in `workers.reward.process`.
+All episodes, and the tasks that they start, run in one event loop in the main thread, where the code of each delays all
+others. So an episode begins only while few others run; one that waits, as for a page of the web, holds up none. Answers are
+JSON: nothing that a user's function sends is unpickled. Users' functions are limited as described in `workers.reward.process`.
 """
 
 import asyncio
 import contextlib
+import contextvars
 import dataclasses
 import json
 import os
@@ -23,6 +26,7 @@ import pickle
 import socket
 import struct
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from multiprocessing.connection import Connection
@@ -44,6 +48,8 @@ from workers.processes.child import close_in_children, run_child
 from workers.rollout.stopping import model_end_ids
 from workers.supervision.imports import skip_generation_import
 
+MAX_RUNNING = 64  # episodes whose code runs: no other begins
+ROUND_S = 0.01  # or longer, so that all code has run that could
 SERVER = -1  # stands for the number of an episode: no episode may cancel the server's own task
 encode_json = json.JSONEncoder(default=str).encode
 
@@ -56,7 +62,12 @@ class EpisodeServer:
         self.players = {spec: Player(spec, settings, equipment) for spec in settings.plays}
         ends = model_end_ids(settings.model, equipment.template.tokenizer, settings.trust_remote_code)
         self.notes = continuation_notes(equipment.template, equipment.schemas, {*ends, *settings.stop_token_ids})
-        self.running: dict[int, RunningEpisode] = {}
+        self.waiting: dict[str, dict[int, tuple[bytes, int]]] = defaultdict(dict)  # to begin, by play
+        self.running: dict[int, RunningEpisode] = {}  # has begun
+        self.ran: set[int] = set()  # whose code ran in this round
+        self.ran_before: set[int] = set()  # in the last one
+        self.next_round: asyncio.TimerHandle | None = None
+        self.no_episode = contextvars.copy_context()
         self.threads = StepThreads(settings.concurrency)
         self.unsent = bytearray()
         self.announced: int | None = None  # in the last message
@@ -82,9 +93,13 @@ class EpisodeServer:
                 return
             for kind, number, *rest in commands:
                 if kind == "start":
-                    self.start(number, *rest)
+                    play, *rest = rest
+                    self.waiting[play][number] = tuple(rest)
+                elif kind == "drop":
+                    self.drop(number)
                 elif episode := self.running.get(number):
-                    episode.drop() if kind == "drop" else episode.resume(*rest)
+                    episode.resume(*rest)
+            self.begin_soon(0.0)
 
     def send(self, **message: Any) -> None:
         """Sends a message soon, together with others."""
@@ -97,6 +112,7 @@ class EpisodeServer:
 
     def announce(self, number: int) -> None:
         """Reports at once that code of this episode runs now, because it may block or end the process."""
+        self.ran.add(number)
         if self.announced != number:
             self.send(on=number)
             self.flush()
@@ -121,10 +137,32 @@ class EpisodeServer:
         if os.getpid() != self.pid:
             os._exit(0)
 
-    def start(self, number: int, play: str, row: bytes, max_new_tokens: int) -> None:
-        s = self.settings
-        limits = Limits(s.max_turns, max_new_tokens, s.max_tokens, s.window)
-        self.running[number] = RunningEpisode(self, number, self.players[play], row, limits)
+    def begin_soon(self, seconds: float) -> None:
+        if self.next_round is None and any(self.waiting.values()):
+            self.next_round = self.loop.call_later(seconds, self.begin_waiting, context=self.no_episode)
+
+    def begin_waiting(self) -> None:
+        """Begins as many episodes as there is room for, each of the play that has the fewest between two turns."""
+        between_turns = {number: episode for number, episode in self.running.items() if episode.turn is None}
+        running = (self.ran | self.ran_before) & between_turns.keys()
+        room = min(MAX_RUNNING - len(running), self.threads.size - len(self.threads.busy))
+        count = Counter(episode.play for episode in between_turns.values())
+        while room > 0 and (plays := [play for play, waiting in self.waiting.items() if waiting]):
+            play = min(plays, key=count.__getitem__)
+            number = next(iter(self.waiting[play]))
+            self.running[number] = RunningEpisode(self, number, play, *self.waiting[play].pop(number))
+            self.ran.add(number)
+            count[play] += 1
+            room -= 1
+        self.ran, self.ran_before, self.next_round = set(), self.ran, None
+        self.begin_soon(ROUND_S)
+
+    def drop(self, number: int) -> None:
+        if episode := self.running.get(number):
+            return episode.drop()
+        for waiting in self.waiting.values():
+            waiting.pop(number, None)
+        self.send(dropped=number)
 
     def end(self, number: int, finish: str, verdict: Verdict | None, messages: list[Any], scores: list[Any]) -> None:
         turns = len(self.running.pop(number).ask.replies)
@@ -148,17 +186,18 @@ class EpisodeServer:
 class RunningEpisode:
     """One episode: its task, the turn it waits for, and the time it has between two turns."""
 
-    def __init__(self, server: EpisodeServer, number: int, player: Player, row: bytes, limits: Limits):
-        self.server, self.number, self.player = server, number, player
-        self.settings, self.loop = server.settings, asyncio.get_running_loop()
+    def __init__(self, server: EpisodeServer, number: int, play: str, row: bytes, max_new_tokens: int):
+        self.server, self.number, self.play, self.row = server, number, play, row
+        self.player, self.settings, self.loop = server.players[play], server.settings, server.loop
         self.turn: asyncio.Future[Turn] | None = None
         self.observation: list[int] = []
         self.outside_s = 0.0  # spent between turns so far
         self.dropped = False
         self.timed_out = 0.0
-        self.ask = EpisodeAsk(player.new_conversation(), limits, self.sample, player.read_reply)
-        self.begin_step()
-        self.task = EpisodeTask(self.run(row), number, self.loop)
+        s = self.settings
+        limits = Limits(s.max_turns, max_new_tokens, s.max_tokens, s.window)
+        self.ask = EpisodeAsk(self.player.new_conversation(), limits, self.sample, self.player.read_reply)
+        self.task = EpisodeTask(self.run(), number, self.loop)
 
     def begin_step(self) -> None:
         self.step_began = self.loop.time()
@@ -191,14 +230,20 @@ class RunningEpisode:
             self.turn.set_result(Turn(self.observation, tokens, logprobs, finish))
 
     def drop(self) -> None:
-        self.dropped = True
+        self.dropped = self.ask.closed = True
+        self.task.add_done_callback(self.on_dropped)
         self.task.cancel()
 
-    async def run(self, row: bytes) -> None:
+    def on_dropped(self, _: asyncio.Task[Any]) -> None:
+        self.server.running.pop(self.number, None)
+        self.server.send(dropped=self.number)
+
+    async def run(self) -> None:
         verdict: Verdict | None
         EPISODE.set(self.number)
+        self.begin_step()
         try:
-            returned = await run_announced(self.play(row), partial(self.server.announce, self.number))
+            returned = await run_announced(self.run_function(), partial(self.server.announce, self.number))
             verdict = self.player.read_verdict(returned, self.ask)
         except EpisodeOver:
             verdict = self.player.read_verdict(None, self.ask)
@@ -210,15 +255,13 @@ class RunningEpisode:
             verdict = self.timeout_verdict()
         self.ask.closed = True
         self.timer.cancel()
-        if self.dropped:
-            self.server.running.pop(self.number, None)
-        else:
+        if not self.dropped:
             self.server.end(
                 self.number, self.ask.finish, verdict, self.player.transcript(self.ask), self.ask.turn_scores
             )
 
-    async def play(self, row: bytes) -> Any:
-        return await self.player.play(pickle.loads(row), self.ask)
+    async def run_function(self) -> Any:
+        return await self.player.play(pickle.loads(self.row), self.ask)
 
     def timeout_verdict(self) -> Verdict:
         self.ask.over = "time"

@@ -19,12 +19,13 @@ from rlsys.episodes.asking import Turn
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.types import Episode, Verdict
 from workers.episodes.messages import Answer, Asked, Command, Drop, Ended, Event, Start, batching_s
-from workers.processes.handle import ProcessHandle
-from workers.processes.supervisor import Cause, ProcessSupervisor
+from workers.processes.handle import KILLED, ProcessHandle
+from workers.processes.supervisor import SILENCE_LIMIT_S, Cause, ProcessSupervisor
 
 GRACE_S = 1.0  # for an episode to stop by itself, before its process is killed
-MAX_WORKING = 64  # episodes between two turns. Further ones wait to begin: the code of each delays all others
-MAX_CRASHES = 2  # processes that end while an episode's code runs; then the episode has failed
+DROP_S = 10.0  # or step_timeout_s: for a dropped episode to end, before its process is replaced
+MAX_CRASHES = 2  # processes that end while an episode's code runs, and it gets no further; then the episode has failed
+MAX_KILLED = 5  # of them, if all were killed: mostly by others than the episode
 
 
 @dataclass(eq=False)
@@ -34,11 +35,13 @@ class Played:
     start: Start
     requested: tuple[int, list[int]] | None = None  # turn and observation that the driver has been asked for
     asked: int = 0  # turns it has asked for since the process started it
-    ran: bool = False  # its code has run in the process
+    began: bool = False  # its code has run in the process
     waits: bool = False  # for the turn that is requested
     step_began: float | None = None  # while it is not waiting for a turn
     outside_s: float = 0.0
-    crashes: int = 0
+    crashes: int = 0  # since it got further than ever before
+    killed: int = 0  # of these
+    furthest: int = 0  # turns it had asked for at a crash
     late: bool = False  # it has been cancelled there, and the event loop went on
 
 
@@ -52,7 +55,9 @@ class EpisodeRunner(ProcessSupervisor):
         self.commands: deque[Command] = deque()
         self.waiting: deque[Played] = deque()  # not yet in the process
         self.playing: dict[int, Played] = {}  # in the process, by number
-        self.working: set[Played] = set()  # of these, the ones that are not waiting for a turn
+        self.working: set[Played] = set()  # of these, the ones that have begun and are not waiting for a turn
+        self.dropped: dict[int, float] = {}  # still in the process, with the deadline for their end
+        self.last_begin = 0.0
         self.outgoing: list[tuple[Any, ...]] = []  # to the process
         self.running: int | None = None  # number of the episode whose code ran last
         self.events_queue: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
@@ -88,7 +93,7 @@ class EpisodeRunner(ProcessSupervisor):
                 self.answer(command)
             else:
                 self.drop(command)
-        while self.waiting and len(self.playing) < self.limits.concurrency and len(self.working) < MAX_WORKING:
+        while self.waiting and len(self.playing) + len(self.dropped) < self.limits.concurrency:
             self.begin(self.waiting.popleft())
         if self.outgoing:
             self.process.send(self.outgoing)
@@ -104,10 +109,10 @@ class EpisodeRunner(ProcessSupervisor):
         if not self.started:
             self.started = True
             self.start_spare()  # not earlier: when a run starts, others need the cores
-        played.asked, played.ran, played.late = 0, False, False
+        played.asked, played.began, played.late = 0, False, False
         played.outside_s = 0.0
         self.playing[start.number] = played
-        self.begin_step(played)
+        self.last_begin = time.monotonic()
         self.outgoing.append(("start", start.number, start.play, row, start.max_new_tokens))
 
     def begin_step(self, played: Played) -> None:
@@ -140,6 +145,7 @@ class EpisodeRunner(ProcessSupervisor):
         if played := self.playing.pop(command.number, None):
             self.working.discard(played)
             self.outgoing.append(("drop", command.number))
+            self.dropped[command.number] = time.monotonic() + min(self.limits.step_timeout_s, DROP_S) + GRACE_S
 
     def has_work(self) -> bool:
         return self.started
@@ -148,8 +154,11 @@ class EpisodeRunner(ProcessSupervisor):
         """Handles one message; workers/episodes/process.py lists them."""
         if "on" in message:
             self.running = message["on"]
-            if played := self.playing.get(message["on"]):
-                played.ran = True
+            if (played := self.playing.get(message["on"])) and not played.began:
+                played.began = True
+                self.begin_step(played)
+        elif "dropped" in message:
+            self.dropped.pop(message["dropped"], None)
         elif "late" in message and (played := self.playing.get(message["late"])):
             played.late = True
         elif "ask" in message and (played := self.playing.get(message["ask"])):
@@ -184,21 +193,30 @@ class EpisodeRunner(ProcessSupervisor):
         return played.step_began + max(seconds, 0.0) + GRACE_S
 
     def next_deadline(self) -> float | None:
-        return min(filter(None, map(self.deadline, self.working)), default=None)
+        deadlines = [*filter(None, map(self.deadline, self.working)), *self.dropped.values()]
+        if self.playing and not self.working and not all(played.began for played in self.playing.values()):
+            deadlines.append(max(self.last_message, self.last_begin) + SILENCE_LIMIT_S)
+        return min(deadlines, default=None)
 
     def replace_overdue(self, now: float) -> None:
-        if (deadline := self.next_deadline()) is not None and deadline <= now:
-            self.replace_process("timeout")
+        if (deadline := self.next_deadline()) is None or deadline > now:
+            return
+        if any((self.deadline(played) or now + 1) <= now for played in self.working):
+            return self.replace_process("timeout")
+        reason = "a dropped episode goes on" if deadline in self.dropped.values() else "it begins no episode"
+        print(f"episode process replaced: {reason}", flush=True)
+        self.replace_process("retired")
 
     def hand_back(self, cause: Cause, now: float, exit_status: str) -> None:
         """After a process has ended, plays its episodes again, except the one that caused it.
 
         If a deadline has passed, the cause is the episode that did not end when it was cancelled, or else the one whose
         code was running, as it blocks the others. After a crash, an episode is the cause only if this has happened to
-        it twice: the first crash may be a coincidence. If the code was a task that an episode has left behind, none is.
+        it twice, and it got no further in between: the first crash may be a coincidence. More often if the process was
+        killed. If the code was a task that an episode has left behind, none is.
         """
         overdue = {p for p in self.working if (self.deadline(p) or now + 1) <= now}
-        suspects = overdue if cause == "timeout" else {p for p in self.working if p.ran}
+        suspects = overdue if cause == "timeout" else set(self.working)
         if self.running is not None:
             suspects = {p for p in self.playing.values() if p.start.number == self.running}
         self.running = None
@@ -212,13 +230,16 @@ class EpisodeRunner(ProcessSupervisor):
                 )
         elif cause == "crash":
             for played in suspects:
+                if played.asked > played.furthest:
+                    played.furthest, played.crashes, played.killed = played.asked, 0, 0
                 played.crashes += 1
-                if played.crashes >= MAX_CRASHES:
+                played.killed += exit_status == KILLED
+                if played.crashes >= (MAX_KILLED if played.killed == played.crashes else MAX_CRASHES):
                     failed[played] = "crash", f"the episode process ended: {exit_status}"
         replayed = [p for p in self.playing.values() if p not in failed]
         for played in replayed:
             played.waits = False  # an answer is kept for it until the next process plays it
-        self.playing, self.working, self.outgoing = {}, set(), []
+        self.playing, self.working, self.outgoing, self.dropped = {}, set(), [], {}
         for played, (failure, detail) in failed.items():
             self.fail(played, failure, f"{detail}, after turn {played.asked}" if played.asked else detail)
         self.waiting.extendleft(reversed(replayed))

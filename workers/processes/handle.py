@@ -16,6 +16,7 @@ from typing import Any
 from rlsys.config.plugins import PROCESS_MARK
 
 KILL_TIMEOUT_S = 5.0  # for the kernel to end killed processes
+KILLED = "killed by SIGKILL"  # how a process ended: seldom by its own doing
 EXIT_S = 5.0  # for a process that has closed its end to exit, so that we see how: a full machine takes its time
 
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from rlsys.types import Verdict
+from workers.processes.handle import KILLED
 from workers.processes.supervisor import Cause
+
+MAX_KILLED = 5  # processes, while a sample is judged; then it has failed
 
 
 @dataclass
@@ -19,6 +22,7 @@ class RewardItem:
     function_set: str  # whose reward functions judge it: those of a data set, or "" for reward.functions
     inputs: dict[str, Any]  # what functions may ask for, by name
     alone: bool = False  # judge it with no other sample at the same time: it may be the one that ends processes
+    killed: int = 0  # processes that were killed while it was judged
 
 
 JudgeResult = Verdict | RewardItem  # an item comes back unjudged when another sample ended the process
@@ -90,13 +94,16 @@ class SampleQueue:
         """Answers all samples of a process that has ended.
 
         A suspect is a running sample that may be the cause. If it ran alone, it has failed. If it did not, it is handed
-        back to be judged alone, which shows whether it was the cause. All others are handed back to be retried.
+        back to be judged alone, which shows whether it was the cause. So it is if the process was killed, which others may
+        have done, but not for ever. All others are handed back to be retried.
         """
         deadlines = self.deadlines if cause != "retired" else {}
         suspects = [n for n, deadline in deadlines.items() if cause == "crash" or deadline.at <= now]
         for number, (item, future) in self.in_flight.items():
             if number not in suspects:
                 future.set_result(item)
+            elif exit_status == KILLED and cause == "crash" and item.killed + 1 < MAX_KILLED:
+                future.set_result(replace(item, alone=True, killed=item.killed + 1))
             elif not item.alone and (len(suspects) > 1 or cause == "crash" or self.may_be_blocked(number)):
                 future.set_result(replace(item, alone=True))
             elif cause == "timeout":

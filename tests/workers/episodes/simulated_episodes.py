@@ -129,7 +129,7 @@ class Runner(EpisodeRunner):
         self.limits = SimpleNamespace(concurrency=concurrency, step_timeout_s=1e9, timeout_s=1e9)  # type: ignore[assignment]
         self.settings = SimpleNamespace(keep_spare=False)  # type: ignore[assignment]
         self.commands, self.waiting = deque(), deque()
-        self.playing, self.working, self.outgoing = {}, set(), []
+        self.playing, self.working, self.dropped, self.outgoing = {}, set(), {}, []
         self.running, self.spare, self.started, self.ended = None, None, False, False
         self.events_queue = queue.SimpleQueue()
         self.poller = SimpleNamespace(wake=lambda: None)  # type: ignore[assignment]
@@ -153,6 +153,7 @@ class Process:
         self.seen: dict[int, Seen] = {}
         self.asks: dict[int, list[int]] = {}  # observations whose turns episodes wait for
         self.ready: list[int] = []  # episodes that go on
+        self.dropped: list[int] = []  # that take their time to end
 
     def send(self, messages: list[tuple[Any, ...]]) -> None:
         for kind, number, *rest in messages:
@@ -165,6 +166,7 @@ class Process:
                 self.ready.append(number)
             elif kind == "drop":
                 self.forget(number)
+                self.dropped.append(number)
 
     def kill(self) -> str:
         return "killed"
@@ -176,6 +178,8 @@ class Process:
 
     def advance(self, runner: Runner) -> None:
         rng = self.world.rng
+        if self.dropped and rng.random() < 0.2:
+            runner.on_message(self, {"dropped": self.dropped.pop()})  # type: ignore[arg-type]
         impatient = [n for n in self.asks if self.rows[n]["play"] == "moody"]
         if impatient and rng.random() < 0.05:  # it cancels its ask, and ends
             self.end(runner, rng.choice(impatient), 1.0)

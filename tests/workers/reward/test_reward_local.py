@@ -85,21 +85,33 @@ def own(completion):
     assert outcomes(judge(tmp_path, source, ["fork", "ok", "shell", "ok"])) == ["crash", 1.0, "crash", 1.0]
 
 
-@pytest.mark.parametrize("moment", ["import", "judge"])
-def test_a_process_that_somebody_kills_once_costs_no_verdict(tmp_path: Path, moment: str) -> None:
+@pytest.mark.parametrize(("moment", "kills"), [("import", 1), ("judge", 1), ("judge", 4)])
+def test_a_process_that_somebody_kills_costs_no_verdict(tmp_path: Path, moment: str, kills: int) -> None:
     source = f"""
 import os, signal
-def killed_once(moment):
-    if moment == "{moment}" and not os.path.exists("{tmp_path}/killed"):
-        open("{tmp_path}/killed", "w").close()
-        os.kill(os.getpid(), signal.SIGKILL)
-killed_once("import")
+def killed_at(moment):
+    for kill in range({kills}):
+        if moment == "{moment}" and not os.path.exists(f"{tmp_path}/killed{{kill}}"):
+            open(f"{tmp_path}/killed{{kill}}", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+killed_at("import")
 def own(completion):
-    killed_once("judge")
+    killed_at("judge")
     return 1.0
 """
     assert outcomes(judge(tmp_path, source, ["a", "b", "c"])) == [1.0] * 3
-    assert (tmp_path / "killed").exists()
+    assert len([*tmp_path.glob("killed*")]) == kills
+
+
+def test_one_that_kills_its_process_each_time_fails(tmp_path: Path) -> None:
+    source = """
+import os, signal
+def own(completion):
+    if completion == "b":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+"""
+    assert outcomes(judge(tmp_path, source, ["a", "b", "c"])) == [1.0, "crash", 1.0]
 
 
 def test_a_child_in_a_session_of_its_own_is_killed_with_its_process(tmp_path: Path) -> None:
