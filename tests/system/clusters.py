@@ -145,13 +145,22 @@ class Cluster:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
+    def lose_head(self) -> None:
+        """And all that runs on its node."""
+        end_all(self.nodes.pop(self.head))
+
     def end(self) -> None:
         for node in self.nodes.values():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for process in [p := psutil.Process(node.pid), *p.children(recursive=True)]:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.kill()
-            node.wait(30)
+            end_all(node)
         shutil.rmtree(self.folder)
         os.close(self.lock)
         shutil.rmtree(self.said)
+
+
+def end_all(node: "subprocess.Popen[bytes]") -> None:
+    """Kills what `ray start` runs, and all of its processes."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [p := psutil.Process(node.pid), *p.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+    node.wait(30)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from clusters import RAY, Cluster, cluster_of_three
-from killing import STEPS, Run, require_equal
+from killing import STEPS, Run, require_equal, running
 
 
 @pytest.fixture
@@ -78,3 +78,23 @@ def test_a_job_that_is_stopped_and_submitted_again_and_then_loses_a_host_ends_as
     assert f"resumed from {job.path}/checkpoints/step-{done:06}" in job.text()
     assert job.events("replaced") or job.events("restart")
     require_equal(undisturbed, job.path)
+
+
+def test_a_run_outlives_a_restart_of_the_head_of_its_cluster(
+    environment: dict[str, str], undisturbed: Path, tmp_path: Path
+) -> None:
+    """With the head go all that Ray knows, the run's processes and its driver. Nothing saves them."""
+    cluster = Cluster(environment)
+    try:
+        cluster.start(cpus=8)
+        at = cluster.environment | {"RAY_ADDRESS": f"{cluster.head}:{cluster.port}"}
+        with running(tmp_path / "run", *STEPS, environment=at) as run:
+            run.until_step(4)
+            cluster.lose_head()
+            run.until(lambda: run.events("restart"))
+            cluster.start(cpus=8)
+            assert run.wait() == 0, run.text()
+        assert f"resumed from {run.path}/checkpoints/step-000003" in run.text()
+        require_equal(undisturbed, run.path)
+    finally:
+        cluster.end()
