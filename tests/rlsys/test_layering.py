@@ -1,10 +1,11 @@
-"""Imports go down only: launch → workers → rlsys. Between rooms they go one way, the core imports no tool, and rlsys knows no cluster."""
+"""Imports go down only: launch → workers → rlsys. Between rooms they go one way, inside a room they make no circle, the core imports no tool,
+and rlsys knows no cluster."""
 
 import ast
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,7 @@ TOOLS = (
     "launch.report",
     "launch.jobs",
 )
+TYPING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 CORE_ALL_THE_SAME = {"rlsys.numerics.agreement", "launch.__main__"}  # and launch.cli, which starts every tool
 
 
@@ -53,10 +55,16 @@ def room(name: str) -> str:
     return [*name.split("."), ""][1]
 
 
-def imports(file: str) -> set[str]:
-    """Full names of the modules a file imports, inside functions too."""
-    names = set()
-    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+def imports(file: str, typing: bool = True) -> set[str]:
+    """Full names of the modules a file imports, inside functions too. `typing`: also those that only type checkers import."""
+    tree = ast.parse((ROOT / file).read_text())
+    names, checked = set(), set[ast.AST]()
+    if not typing:
+        blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) in TYPING]
+        checked = {node for block in blocks for line in block.body for node in ast.walk(line)}
+    for node in ast.walk(tree):
+        if node in checked:
+            continue
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -100,6 +108,33 @@ def test_between_rooms_imports_go_one_way(package):
         if name.startswith(f"{package}.") and room(module(file)) and order[room(name)] > order[room(module(file))]
     ]
     assert not upward
+
+
+def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """A shortest circle for each module that is on one, without repeating those that an earlier one named."""
+    found: list[list[str]] = []
+    for start in sorted(graph):
+        if any(start in circle for circle in found):
+            continue
+        paths, seen = deque([[start]]), set[str]()
+        while paths and start not in seen:
+            path = paths.popleft()
+            for name in sorted(graph.get(path[-1], set()) - seen):
+                seen.add(name)
+                paths.append([*path, name])
+        found += [path for path in paths if path[-1] == start]
+    return found
+
+
+def test_a_circle_is_found_by_its_shortest_way():
+    graph = {"a": {"b", "d"}, "b": {"c"}, "c": {"a"}, "d": {"c", "e"}, "e": set(), "f": {"f"}, "g": {"a"}}
+    assert cycles(graph) == [["a", "b", "c", "a"], ["d", "c", "a", "d"], ["f", "f"]]
+
+
+def test_no_modules_import_each_other():
+    """Inside functions neither: an import there hides a circle, and does not cut it. What only type checkers import may go both ways."""
+    graph = {module(file): imports(file, typing=False) for package in ROOMS for file in files(package)}
+    assert [" → ".join(circle) for circle in cycles(graph)] == []
 
 
 @pytest.mark.parametrize("package", ["rlsys", "workers"])

@@ -2,19 +2,16 @@
 
 import contextlib
 import re
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from rlsys.config.schema import Config, ConfigError, PolicyConfig
 from rlsys.models.lookup import find_config_file
 from rlsys.models.weight_files import find_weight_file, weight_file_problems
 from workers.cpu import compiling
+from workers.learner.unpackable import LAYER_ERRORS, refusing_unpackable
 from workers.rollout.stopping import read_end_ids
 
-# What layers raise that are not made for packs.
-LAYER_ERRORS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
-NOT_THE_LAYERS = ("OutOfMemoryError", "DistError")  # RuntimeErrors that a machine causes
 RANDOM_OPTIONS = re.compile("drop|jitter")
 
 
@@ -137,35 +134,6 @@ def offload_layer_inputs(lm: Any, pin_memory: bool) -> None:
     for module in lm.modules():
         if checkpoint := vars(module).get("_gradient_checkpointing_func"):
             module._gradient_checkpointing_func = offloading(checkpoint)
-
-
-@contextlib.contextmanager
-def refusing_unpackable(path: str, family: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turns what a library raises for a model whose layers cannot compute packs into a refusal."""
-    try:
-        yield
-    except errors as error:
-        if isinstance(error, ConfigError) or any(kind.__name__ in NOT_THE_LAYERS for kind in type(error).__mro__):
-            raise
-        raise ConfigError(
-            f"model.path: {path} is a {family} model, which rlsys cannot train in packs of sequences: {describe(error)}. "
-            "rlsys/models/README.md lists models that it can."
-        ) from error
-
-
-def describe(error: Exception) -> str:
-    """What a layer says, or which layer raised an error that was not meant for readers."""
-    text = str(error).partition("\n")[0].rstrip(".")
-    if isinstance(error, ValueError):
-        return text
-    frames = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
-    layers = [type(f["self"]).__name__ for f in frames if hasattr(f.get("self"), "named_modules")]
-    layer = layers[-1] if layers else "the model"
-    if isinstance(error, KeyError) and "rlsys_packed" in text:
-        return f"{layer} knows only attention of its own"
-    if "must match the size" in text:  # it reckons with a batch of rows, or with another mask
-        return f"{layer} does not take several sequences in one row ({text})"
-    return f"{layer} raises {type(error).__name__} {text}".rstrip()
 
 
 def load_model_config(path: str, trust_remote_code: bool) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsys.config.schema import PolicyConfig
+from workers.learner.deepspeed_config import deepspeed_config
 from workers.learner.model_files import DescribedTensor, ModelFiles
 
 CHUNK = 1 << 24  # elements that are compared at a time
@@ -49,8 +50,6 @@ def partition(lm: Any, stored: dict[str, DescribedTensor], settings: PolicyConfi
 def zero_init(settings: PolicyConfig, module: nn.Module | None = None) -> Any:
     """Returns DeepSpeed's maker of partitioned parameters. If a module is given, its linear layers keep no gathered weight."""
     import deepspeed
-
-    from workers.learner.zero import deepspeed_config
 
     dtype = getattr(torch, settings.dtype)
     return deepspeed.zero.Init(module=module, config_dict_or_path=deepspeed_config(settings), dtype=dtype)

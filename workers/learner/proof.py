@@ -7,8 +7,8 @@ import torch
 
 from rlsys.packs.proof import in_float32, prove_packing
 from rlsys.types import Pack
-from workers.learner.model import LAYER_ERRORS, refusing_unpackable
 from workers.learner.partitioning import gathering_layers, is_partitioned
+from workers.learner.unpackable import LAYER_ERRORS, refusing_unpackable
 
 
 class ForwardAll(Protocol):

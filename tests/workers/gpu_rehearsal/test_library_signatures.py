@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from rlsys.config.schema import Config
-from workers.learner.zero import deepspeed_config
+from workers.learner.deepspeed_config import deepspeed_config
 from workers.rollout.engine_settings import GPU_ENVIRONMENT, engine_arguments
 from workers.sync.cuda_ipc import CudaIpcReceiver
 from workers.sync.nccl import NcclReceiver

@@ -19,6 +19,7 @@ from rlsys.packs.proof import proof_packs
 from workers.learner import model
 from workers.learner.model import load_causal_lm, load_packed, offload_layer_inputs
 from workers.learner.proof import prove_logprobs
+from workers.learner.unpackable import LAYER_ERRORS, refusing_unpackable
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
 from families import REFUSED, VOCABULARY, build_family
@@ -130,7 +131,7 @@ def test_a_model_in_half_precision_is_proved_in_float32_before_zero_3_takes_it_o
 def test_a_machine_without_memory_is_not_blamed_on_the_architecture() -> None:
     with (
         pytest.raises(torch.OutOfMemoryError, match="no memory"),
-        model.refusing_unpackable("m", "llama", *model.LAYER_ERRORS),
+        refusing_unpackable("m", "llama", *LAYER_ERRORS),
     ):
         raise torch.OutOfMemoryError("no memory")
 
@@ -139,12 +140,12 @@ def test_a_refusal_names_the_layer_that_raised_an_error() -> None:
     layer = torch.nn.Linear(3, 2)
     with (
         pytest.raises(ConfigError, match=r"packs of sequences: the model raises AssertionError\. rlsys"),
-        model.refusing_unpackable("m", "llama", *model.LAYER_ERRORS),
+        refusing_unpackable("m", "llama", *LAYER_ERRORS),
     ):
         raise AssertionError
     with (
         pytest.raises(ConfigError, match=r"a llama model, .*: Linear raises RuntimeError mat1 and mat2 shapes"),
-        model.refusing_unpackable("m", "llama", *model.LAYER_ERRORS),
+        refusing_unpackable("m", "llama", *LAYER_ERRORS),
     ):
         layer(torch.zeros(1, 4))
 
