@@ -89,11 +89,8 @@ def pool(
         replaced.extend([facts["worker"]] if kind == "replaced" else [])
 
     def spawn(name: str) -> Any:
-        kind = ray.remote(EpisodeWorker).options(
-            num_cpus=0,
-            runtime_env={"py_executable": fork_command(session.forkserver_dir, MODELS)},
-            **RAY_OPTIONS,
-        )
+        environment = {"py_executable": fork_command(session.forkserver_dir, MODELS)}
+        kind = ray.remote(num_cpus=0, runtime_env=environment, **RAY_OPTIONS)(EpisodeWorker)
         return kind.remote(config, int(name.split("-")[1]), str(tmp_path))
 
     started = EpisodePool(config, spawn, Watchdog(tmp_path, event=note))
