@@ -17,6 +17,10 @@ class WorkerLost(WorkerFailed):
     """A worker's process died, or it stalled and was killed. It may be replaced."""
 
 
+class NodeLost(WorkerLost):
+    """The node of the worker died, was preempted or cannot be reached: no fault of what the worker was doing."""
+
+
 class WrongWeights(WorkerLost):
     """An engine has other weights than the policy's. Nothing that it sampled with them has been used."""
 

@@ -2,17 +2,17 @@
 
 RequestScheduler ──requests──▶ engines ──▶ EngineStreams ──▶ samples, for the driver
        ▲                                        │ an engine died, stalled, or has wrong weights
-       └────── its pending requests ────── replace_engine
+       └────── its pending requests ────── replace_engine ──▶ Suspects, after a second loss
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 
-from rlsys.runs.errors import WorkerLost, WrongWeights
+from rlsys.runs.errors import NodeLost, WorkerLost, WrongWeights
 from rlsys.types import Request, Sample
 from workers.rollout.engine_streams import EngineStreams
 from workers.rollout.request_scheduler import RequestScheduler
-from workers.supervision.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
+from workers.rollout.suspects import Suspects
+from workers.supervision.replaceable_workers import ReplaceableWorkers
 from workers.supervision.watchdog import POLL_S, Watchdog
 
 
@@ -34,7 +34,8 @@ class Generation:
         self.engines, self.watchdog = engines, watchdog
         self.scheduler = RequestScheduler(requests, max_running)
         self.streams = EngineStreams(watchdog)
-        self.failed_attempts: Counter[tuple[str, int]] = Counter()  # of pending requests, by uid and index
+        self.suspects = Suspects()
+        self.reserved: set[str] = set()  # engines that have suspects, and get no other request until they have none
         self.more, self.stop_requested = more, False
         self.engine_by_sample: dict[tuple[str, int], str] = {}  # which engine has the turns of an episode in its cache
 
@@ -48,13 +49,12 @@ class Generation:
             elif isinstance(samples, Exception):
                 raise samples
             elif samples or self.more():
-                for sample in samples if self.failed_attempts else ():
-                    del self.failed_attempts[sample.uid, sample.index]  # an episode's next turn is another request
+                self.suspects.acquit([(s.uid, s.index) for s in samples])
                 if self.more():
                     self.engine_by_sample.update(((s.uid, s.index), name) for s in samples)
                 yield samples
                 if self.stop_requested and not self.streams.stopping:
-                    self.scheduler.clear()
+                    self.cancel_waiting()
                     self.streams.stop_early()
             self.assign_requests()
 
@@ -64,12 +64,12 @@ class Generation:
 
     def cancel_waiting(self) -> set[tuple[str, int]]:
         """Drops the requests that no engine has. Returns their samples, by uid and index."""
-        return {(r.uid, r.index) for r in self.scheduler.clear()}
+        return {(r.uid, r.index) for r in [*self.scheduler.clear(), *self.suspects.clear()]}
 
     @property
     def waiting_count(self) -> int:
         """The number of requests that no engine has."""
-        return self.scheduler.waiting_count
+        return self.scheduler.waiting_count + len(self.suspects)
 
     def pending_samples(self) -> set[tuple[str, int]]:
         """The samples that engines owe, by uid and index."""
@@ -88,11 +88,15 @@ class Generation:
         if isinstance(error, WrongWeights):
             self.watchdog.event("wrong weights", worker=name, cause=str(error))
         actor, pending = self.streams.remove(name)
-        self.failed_attempts.update(pending.keys())
-        if any(self.failed_attempts[key] == MAX_ATTEMPTS for key in pending):  # a request itself may kill engines
-            raise error
-        if not self.stop_requested:
-            self.scheduler.requeue(list(pending.values()))
+        requests = list(pending.values())
+        if not isinstance(error, WrongWeights | NodeLost):  # no sample has a part in these
+            requests = self.suspects.add(name, pending)
+            if cause := self.suspects.describe_cause():
+                sentence, _, log = str(error).partition("\n")
+                raise WorkerLost(f"{sentence}; {cause}.\n{log}") from error
+        self.scheduler.requeue(requests)
+        if self.stop_requested:
+            self.cancel_waiting()
         self.engines.replace({name: error}, {name: actor})
         self.streams.reset_timers()
 
@@ -108,7 +112,14 @@ class Generation:
                 for name, actor in self.engines.actors.items()
                 if not (pending := self.streams.pending.get(name, {})) or self.streams.actors[name] is actor
             }
-            for name, requests in self.scheduler.assign(running).items():
+            self.reserved = {name for name in self.reserved if running.get(name, 1)}
+            open_to_all = {name: count for name, count in running.items() if name not in self.reserved}
+            for name in [name for name, count in open_to_all.items() if not count]:
+                if part := self.suspects.take(name, is_only=len(self.engines.actors) == 1):
+                    self.reserved.add(name)
+                    del open_to_all[name]
+                    self.streams.open(name, self.engines.actors[name], part)
+            for name, requests in self.scheduler.assign(open_to_all).items():
                 self.streams.open(name, self.engines.actors[name], requests)
         finally:
             self.engines.lock.release()

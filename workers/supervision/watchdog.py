@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, NodeDiedError, RayActorError, RayError, RayTaskError
 
 from rlsys.config.schema import Config, ConfigError
-from rlsys.runs.errors import WorkerFailed, WorkerLost, WrongWeights, describe_disk_error
+from rlsys.runs.errors import NodeLost, WorkerFailed, WorkerLost, WrongWeights, describe_disk_error
 from rlsys.runs.stopping import StopSignal
 from workers.supervision.stacks import collect_stacks, innermost_calls
 
@@ -146,7 +146,15 @@ def explain_failure(error: RayError, name: str, doing: str, logs: Path) -> Excep
     first, *more = str(error).strip().splitlines() or [type(error).__name__]
     if "creation task" in first:  # its constructor raised
         return WorkerFailed(f"{doing}: {name} did not come up: {more[-1] if more else first}\n{error}")
-    return WorkerLost(f"{doing}: {name} {verb} ({first})\n{log_tail(logs / f'{name}.log')}")
+    kind = NodeLost if lost_with_its_node(error) else WorkerLost
+    return kind(f"{doing}: {name} {verb} ({first})\n{log_tail(logs / f'{name}.log')}")
+
+
+def lost_with_its_node(error: RayError) -> bool:
+    """True if not the process alone was lost. Of a node that ends at once, Ray only knows that its actors do not answer."""
+    if isinstance(error, ActorUnavailableError | NodeDiedError) or "its node has died" in str(error):
+        return True
+    return isinstance(error, RayActorError) and error.preempted
 
 
 def log_tail(log: Path, lines: int = 20) -> str:
