@@ -4,8 +4,9 @@ import contextlib
 import json
 import os
 import signal
+import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class ProcessInfo:
     pid: int
     created: float  # when the process was created: pids are reused
     shared_memory: list[str] = field(default_factory=list)  # files in /dev/shm that stay if it is killed
+    log: str = ""  # where its output goes; set by the reader
 
 
 def register_process(name: str, logs: Path) -> None:
@@ -38,7 +40,8 @@ def register_process(name: str, logs: Path) -> None:
 
 def read_process_info(name: str, logs: Path) -> ProcessInfo | None:
     try:
-        return ProcessInfo(**json.loads((logs / f"{name}.pid").read_text()))
+        info = ProcessInfo(**json.loads((logs / f"{name}.pid").read_text()))
+        return replace(info, log=str(logs / f"{name}.log"))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -58,12 +61,21 @@ def find_shared_memory(parent: psutil.Process) -> list[str]:
 
 
 def find_process(info: ProcessInfo) -> psutil.Process | None:
-    """Returns the process, on the host where it runs, unless it has ended."""
+    """Returns the process, on the host where it runs, unless it has ended or is not a worker of the run."""
     try:
         process = psutil.Process(info.pid)
-        return process if process.create_time() == info.created else None
-    except psutil.Error:
+        return process if process.create_time() == info.created and is_worker(process, info.log) else None
+    except (psutil.Error, OSError):
         return None
+
+
+def is_worker(process: psutil.Process, log: str) -> bool:
+    """True if the process is of this user, and its output goes to the worker's log.
+
+    Whoever can write to `logs` can put any process into a `.pid` file, but cannot change where that process writes.
+    """
+    output, file = os.stat(f"/proc/{process.pid}/fd/1"), os.lstat(log)  # a link could lead to where the process writes
+    return process.uids().real == os.getuid() and stat.S_ISREG(file.st_mode) and os.path.samestat(output, file)
 
 
 def run_on_nodes(
