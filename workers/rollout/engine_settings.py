@@ -139,6 +139,8 @@ def cpu_arguments(config: Config) -> dict[str, Any]:
         # A prompt in two parts would rewind its random numbers, which vLLM's CPU build cannot.
         "enable_chunked_prefill": False,
         "logprobs_mode": LOGPROBS_MODE,
+        # Of latent attention; others ignore it. On a CPU with AMX, vLLM would take one that has no float32.
+        "attention_backend": "CPU_MLA",
     }
     if runs_in_process(config):
         arguments["kv_transfer_config"] = SHARED_TAILS

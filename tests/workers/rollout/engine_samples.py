@@ -93,9 +93,9 @@ def save(model: Any, folder: str) -> None:
     make_tokenizer().save_pretrained(folder)
 
 
-def sample_each(folders: dict[str, str]) -> dict[str, Any]:
-    """What an engine samples with each model, or the error that it raises, by the model's name."""
-    return read_results(run_script(TRY_EACH, [PROMPT, folders], timeout_s=60 + 60 * len(folders)))
+def sample_each(folders: dict[str, str], before: str = "") -> dict[str, Any]:
+    """What an engine samples with each model, or the error that it raises, by the model's name. `before`: lines of code."""
+    return read_results(run_script(before + TRY_EACH, [PROMPT, folders], timeout_s=60 + 60 * len(folders)))
 
 
 def logprob_difference(model: Any, tokens: list[int], logprobs: list[float]) -> float:

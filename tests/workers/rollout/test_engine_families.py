@@ -68,5 +68,20 @@ def test_short_convolutions_do_not_depend_on_the_batch(results: dict[str, Any]) 
     assert tried["together"] == tried["alone"], "bit for bit"
 
 
+HAS_AMX = "import torch\ntorch.cpu._is_amx_tile_supported = lambda: True\n"
+
+
+def test_on_a_cpu_with_amx_experts_and_latent_attention_compute_in_float32(tmp_path: Path) -> None:
+    """vLLM has kernels for such CPUs that do not take float32. It chooses latent attention's without looking at the dtype."""
+    folders = {name: str(tmp_path / name) for name in ("deepseek_v3", "qwen3_moe")}
+    for name, folder in folders.items():
+        save(build_for_engines(name), folder)
+    for name, tried in sample_each(folders, HAS_AMX).items():
+        assert "error" not in tried, tried
+        policy = build_for_engines(name)
+        for tokens, logprobs in tried["together"]:
+            assert logprob_difference(policy, tokens, logprobs) < 5e-5
+
+
 def test_every_refused_family_is_tried() -> None:
     assert set(SAYS) | UNTESTED == {*NOT_ON_CPU, *NOT_IN_VLLM}
