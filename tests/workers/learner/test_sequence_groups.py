@@ -77,10 +77,19 @@ def test_losses_of_whole_sequences_do_not_depend_on_it(policy: Start, tiny: Call
     assert expected[0]["correction"] > 0
 
 
-def test_in_bfloat16_it_differs_by_rounding(policy: Start, tiny: Callable[..., Config]) -> None:
+def test_in_bfloat16_it_differs_by_rounding(
+    policy: Start, tiny: Callable[..., Config], changed: Callable[..., Config]
+) -> None:
+    """Adam's first step moves every weight by the learning rate, and rounding decides the sign of small gradients. So the second
+    update is far from that in float32, and also differs between kinds of CPUs: on one with AMX its KL by 2.7 %."""
     settings = ["policy.dtype=bfloat16", "rollout.dtype=bfloat16", "policy.ranks=2"]
-    expected, actual = (train(policy(tiny(*settings, f"policy.sequence_parallel={k}")), 4096, 0) for k in (1, 2))
-    assert alike(actual, expected, 2e-2)
+    whole, shared = (tiny(*settings, f"policy.sequence_parallel={k}") for k in (1, 2))
+    exact = train(policy(changed(whole, "policy", dtype="float32", grad_dtype="float32")), 4096, 0)
+    expected, actual = (train(policy(config), 4096, 0) for config in (whole, shared))
+    assert alike(actual[:1], expected[:1], 2e-2)
+    for name in ("loss", "kl", "grad_norm"):
+        rounding = abs(expected[1][name] - exact[1][name])
+        assert abs(actual[1][name] - expected[1][name]) < rounding / 2, name
     assert not alike(actual, expected, 0), "the ranks really shared the packs"
 
 
