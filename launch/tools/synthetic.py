@@ -16,9 +16,9 @@ from rlsys.types import Prompt, Request, Sample
 SPREAD = 1.0  # standard deviation of the logarithm of lengths: a tenth is longer than 3.6 times the median
 
 
-def coin(completion: str) -> float:
-    """A reward of 0 or 1: as good as random, and always the same for the same text."""
-    return float(zlib.crc32(completion.encode(errors="replace")) & 1)
+def random_reward(completion: str) -> float:
+    """A reward between 0 and 1: as good as random, always the same for the same text, and different for different texts."""
+    return zlib.crc32(completion.encode(errors="replace")) / 2**32
 
 
 def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[Prompt]:
@@ -82,3 +82,11 @@ class FixedLengthRollout:
 
     def sleep(self) -> None:
         self.rollout.sleep()
+
+
+class NamedSamples(FixedLengthRollout):
+    """The text of each sample begins with its name, so no two have the same reward: random tokens may have no text at all."""
+
+    def generate(self, requests: list[Request]) -> Iterator[list[Sample]]:
+        batches = super().generate(requests)  # engines begin now, not when the first batch is asked for
+        return ([replace(s, text=f"{s.uid}/{s.index} {s.text}") for s in samples] for samples in batches)

@@ -32,7 +32,7 @@ COMMON = ["trainer.steps=3", "run.max_restarts=0", "eval.datasets=[]", "eval.eve
 STEP = ["trainer.prompts_per_step=16", "trainer.samples_per_prompt=8", "trainer.updates_per_step=2"]
 TINY_PROMPT = 7  # tokens
 FEW = ["trainer.prompts_per_step=4", "trainer.samples_per_prompt=4"]
-COIN = "reward.functions={coin: {function: 'launch.tools.synthetic:coin'}}"
+RANDOM = "reward.functions={random: {function: 'launch.tools.synthetic:random_reward'}}"
 LARGE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 LARGE |= {"num_key_value_heads": 4, "vocab_size": 32768, "max_position_embeddings": 512, "tie_word_embeddings": True}
 
@@ -59,7 +59,7 @@ def settings(case: str, folder: Path) -> list[str]:
     else:
         save_large(folder)
         lengths = ["rollout.max_prompt_tokens=16", "rollout.max_new_tokens=16", "trainer.steps=2", *FEW]
-    return [f"model.path={folder}", f"data.train={folder / 'prompts.jsonl'}", COIN, *STEP, *lengths]
+    return [f"model.path={folder}", f"data.train={folder / 'prompts.jsonl'}", RANDOM, *STEP, *lengths]
 
 
 def save_large(folder: Path) -> None:

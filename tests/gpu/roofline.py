@@ -8,6 +8,8 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from table import trained_share
+
 from rlsys.config.methods import ReferenceConfig
 from rlsys.config.schema import ClusterConfig, Config, PolicyConfig, RolloutConfig, SyncConfig, TrainerConfig
 from rlsys.estimates.devices import GPUS, Gpu
@@ -168,10 +170,10 @@ PUBLISHED = [
 ]
 
 
-def measured() -> dict[str, float]:
-    """Seconds of a step on one GPU, by model in lower case."""
+def measured() -> dict[str, tuple[float, float]]:
+    """Seconds of a step on one GPU, and the share of samples that its update trained, by model in lower case."""
     rows = json.loads(RESULTS.read_text())["rows"]
-    return {row["model"]: row["step_s"] for row in rows}
+    return {row["model"]: (row["step_s"], trained_share(row)) for row in rows}
 
 
 def find_job(name: str, gpus: int) -> Job:
@@ -185,10 +187,11 @@ def format_row(name: str, gpus: int) -> list[str]:
     phases, added = job.phases(), job.added()
     step = sum(phases.values())
     seen = measured().get(name.lower()) if gpus == 1 else None
+    ours = [f"{seen[0]:.1f}", f"{seen[1]:.0%}"] if seen else ["–", "–"]
     cells = [f"{seconds:.2f}" for seconds in [*phases.values(), step, *added.values()]]
     tokens = job.load.samples * job.load.completion
     rate = f"{tokens / (step + sum(added.values())):,.0f}"
-    return [name, str(gpus), *cells, rate, f"{job.planned():.1f}", f"{seen:.1f}" if seen else "–"]
+    return [name, str(gpus), *cells, rate, f"{job.planned():.1f}", *ours]
 
 
 def format_published(p: Published) -> list[str]:
@@ -208,7 +211,8 @@ is that of gradients and weights among ranks. Engines of 32B have four GPUs, and
 Columns with + are what our design adds, if nothing is done at the same time: layers that are computed again in the
 backward pass (policy.gradient_checkpointing), and for each pack of 16,384 tokens gradients that are reduced in float32
 and, with ZeRO 3, weights that are gathered twice. Fingerprints prove weights. `tokens/s` are completions per GPU, additions included.
-`plan` is the estimate of `rlsys plan`. `H200` was measured on one H200 (results/h200_table.json).
+`plan` is the estimate of `rlsys plan`. `H200` was measured on one H200 (results/h200_table.json), with a step of which
+`trained` is the share of samples that had an advantage and were computed in the update: it is no whole update.
 """
 OTHERS = """\
 Others
@@ -223,7 +227,7 @@ samples of up to 28K tokens, colocated and synchronous, FSDP2, on H20 instead of
 {verl}
 
 prime-rl, benchmarks/baselines: its trainer alone on H100s, full training with recomputation, sequences of 16,384
-tokens. Our updates used 12.9 % (0.5B) and 22.5 % (1.5B) of the rate of a matrix product, with 1,024 tokens.
+tokens. Our updates of a part of the samples used 12.9 % (0.5B) and 22.5 % (1.5B) of the rate of a matrix product, with 1,024 tokens.
 
 {prime}
 """
@@ -250,7 +254,7 @@ def write_page() -> str:
     example = find_job("7B", 8)
     head = ["model", "GPUs", *example.phases(), "step", *(f"+{name}" for name in example.added())]
     rows = [format_row(name, gpus) for name in MODELS for gpus in (1, 8, 64) if find_job(name, gpus).fits]
-    ours = align([[*head, "tokens/s", "plan", "H200"], *rows])
+    ours = align([[*head, "tokens/s", "plan", "H200", "trained"], *rows])
     head = ["model", "GPUs", "samples of tokens", "step", "+design", "plan", "measured", "tokens/s"]
     theirs = align([head, *map(format_published, PUBLISHED)])
     more = MORE.format(verl=align(VERL), prime=align(PRIME))

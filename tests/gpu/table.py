@@ -5,7 +5,7 @@
 
 Each model is saved, benchmarked by `rlsys bench`, and its figures stand in one line: seconds of a step, tokens/s, floating-point work
 that was needed over what a large matrix product did in the same run, a sync over one copy of the same bytes on the device, and the
-share of a step in which engines were put to sleep or woken.
+share of a step in which engines were put to sleep or woken. `trained` is the share of samples that updates computed.
 """
 
 import argparse
@@ -47,7 +47,19 @@ SETTINGS = [
     "trainer.updates_per_step=1",
     "reference.kl_coef=0",
 ]
-HEAD = ("model", "parameters", "s a step", "tokens/s", "MFU", "rollout", "score", "update", "sync:copy", "sleep, wake")
+HEAD = (
+    "model",
+    "parameters",
+    "s a step",
+    "trained",
+    "tokens/s",
+    "MFU",
+    "rollout",
+    "score",
+    "update",
+    "sync:copy",
+    "sleep, wake",
+)
 PLACEMENT = {"gpu": "colocated", "cpu": "separate"}
 LARGE = {"gpu": 8192, "cpu": 2048}  # rows and columns of the matrices
 LIBRARIES = ("torch", "vllm", "deepspeed", "transformers")
@@ -59,6 +71,16 @@ def build_model(name: str) -> Any:
 
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         return random_model(**SHAPES[name]).bfloat16()
+
+
+def word_tokenizer(vocabulary: int) -> Any:
+    """One word for each token, so that any sampled token has a text."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, vocabulary)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
 
 
 def run_bench(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -101,12 +123,10 @@ def measure_device(device: str, size: int) -> tuple[float, float]:
 def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from rlsys.tasks.zigzag import make_tokenizer
-
     with tempfile.TemporaryDirectory() as place:
         model = build_model(name)
         model.save_pretrained(place)
-        make_tokenizer().save_pretrained(place)
+        word_tokenizer(SHAPES[name]["vocab_size"]).save_pretrained(place)
         parameters = sum(p.numel() for p in model.parameters())
         del model
         torch.cuda.empty_cache()
@@ -131,9 +151,16 @@ def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def trained_share(row: dict[str, Any]) -> float:
+    """The share of samples that updates computed. Below 1 their seconds are not those of a whole update."""
+    figures, lengths = row["figures"], row["figures"]["options"]
+    sampled = figures["samples_per_s"] * (lengths["prompt_tokens"] + lengths["mean"])
+    return float(figures["trained_tokens_per_s"] / sampled)
+
+
 def format_row(row: dict[str, Any]) -> list[str]:
     of = [f"{row['mfu_of'].get(phase, 0):.1%}" for phase in ("rollout", "score", "update")]
-    first = [row["model"], f"{row['parameters'] / 1e6:,.1f} M", f"{row['step_s']:.2f}"]
+    first = [row["model"], f"{row['parameters'] / 1e6:,.1f} M", f"{row['step_s']:.2f}", f"{trained_share(row):.0%}"]
     rates = [f"{row['tokens_per_s']:,.0f}", f"{row['mfu']:.1%}"]
     return [*first, *rates, *of, f"{row['sync_over_copy']:.2f}", f"{row['sleep_and_wake']:.1%}"]
 

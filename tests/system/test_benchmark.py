@@ -2,11 +2,12 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from killing import LIGHT
+from killing import LIGHT, ROOT, apart
 
 
 def test_a_benchmark_tells_where_the_time_goes_and_leaves_only_what_was_asked_for(
@@ -29,9 +30,11 @@ def test_a_benchmark_tells_where_the_time_goes_and_leaves_only_what_was_asked_fo
     result = rlsys("bench", "configs/tiny_cpu.yaml", *small, *options)
     assert result.returncode == 0, result.stderr
     assert "not in rollout, score, update or sync" in result.stdout
+    assert "32 of 32 samples trained" in result.stdout
 
     report = json.loads(figures.read_text())
     assert len(report["step_s"]) == 2
+    assert report["trained_samples"] == report["samples"] == 32
     assert sum(report["phases_s"].values()) == pytest.approx(sum(report["step_s"]) / 2, abs=1e-3)
     assert report["samples_per_s"] * sum(report["step_s"]) == pytest.approx(2 * 16)
     lengths = report["generated_tokens_per_s"] / report["samples_per_s"]
@@ -48,3 +51,37 @@ def test_a_benchmark_tells_where_the_time_goes_and_leaves_only_what_was_asked_fo
     assert len(samples) >= 3 * 16
     assert 1 <= min(samples) < max(samples) <= 24
     assert sorted(p.name for p in tmp_path.iterdir()) == ["figures.json", "trace.json"]
+
+
+def test_a_bench_whose_own_reward_is_0_everywhere_is_refused_and_writes_no_figures(
+    rlsys: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
+) -> None:
+    reward, figures = tmp_path / "nothing.py", tmp_path / "figures.json"
+    reward.write_text("def nothing(completion):\n    return 0.0\n")
+    settings = [
+        f"reward.functions={{{reward}:nothing: 1.0}}",
+        "trainer.prompts_per_step=2",
+        "reference.kl_coef=0",
+        *LIGHT,
+    ]
+    options = ["--rewards", "--steps", "1", "--warmup", "0", "--prompt-tokens", "8", "--completion-tokens", "8"]
+    result = rlsys("bench", "configs/tiny_cpu.yaml", *settings, *options, "--json", str(figures))
+    assert result.returncode == 2, result.stderr
+    assert "samples trained" in result.stdout, "the table is printed nevertheless"
+    assert "of a part of an update" in result.stderr
+    assert "Without --rewards" in result.stderr
+    assert not figures.exists()
+
+
+def test_the_table_of_gpus_trains_all_samples_of_a_model_whose_tokens_have_words(tmp_path: Path) -> None:
+    out = tmp_path / "record.json"
+    program = "import sys; import table; table.stamp = lambda: 'abc1234:0123456'; table.main()"
+    small = ["trainer.prompts_per_step=2", "trainer.samples_per_prompt=2", *LIGHT]
+    options = ["--device=cpu", "--models=tiny", "--steps=1", "--tokens=8", "--json", str(out), *small]
+    command = [sys.executable, "-c", program, *options]
+    with apart() as place:
+        environment = place.environment | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'gpu'}"}
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment)
+    assert result.returncode == 0, result.stderr
+    [row] = json.loads(out.read_text())["rows"]
+    assert row["figures"]["trained_samples"] >= 0.9 * row["figures"]["samples"] > 0

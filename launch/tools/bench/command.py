@@ -14,7 +14,7 @@ from rich.console import Console
 from launch import datasets
 from launch.printing import print_line, write_figures
 from launch.tools import synthetic
-from launch.tools.bench.figures import BenchMachine, measure
+from launch.tools.bench.figures import BenchMachine, measure, require_whole_updates
 from launch.tools.bench.options import BenchOptions, BenchSetup, load_model_settings, make_prompts, make_setup
 from launch.tools.bench.peak_flops import gpu_name, gpu_peak, measure_cpu_peak
 from launch.tools.bench.report import print_report
@@ -52,6 +52,7 @@ def bench(config: Config, options: BenchOptions, console: Console) -> None:
             run.close()
         report = measure(setup, options, run.path, machine)
         print_report(report, setup.config, console)
+        require_whole_updates(report.work, setup.config)
         if options.trace:
             spans = write_trace(run.path, Path(options.trace))
             viewers = "https://ui.perfetto.dev or chrome://tracing"
@@ -95,11 +96,12 @@ def run_loop(
         prompts = make_prompts(setup, options, vocabulary, cluster, progress)
         cluster.wait_until_ready(setup.prompt_tokens + config.rollout.max_new_tokens)
         assert cluster.policy is not None
+        rollout = synthetic.FixedLengthRollout if options.rewards else synthetic.NamedSamples
         trainer = Trainer(
             config,
             train=Dataset(prompts, seed=config.run.seed),
             evals=[],
-            rollout=synthetic.FixedLengthRollout(cluster.rollout, setup.lengths),
+            rollout=rollout(cluster.rollout, setup.lengths),
             rewards=cluster.rewards,
             policy=cluster.policy,
             reference=cluster.reference,

@@ -10,12 +10,13 @@ from launch.fitting.layout import worker_names
 from launch.tools.bench.options import BenchOptions, BenchSetup
 from rlsys.algorithms.losses import LOSSES
 from rlsys.analysis.trace import Span, busy_seconds, read_spans
-from rlsys.config.schema import Config
+from rlsys.config.schema import Config, ConfigError
 from rlsys.models.flops import FlopCounter
 from rlsys.runs.directory import read_lines
 
 PHASES = ("rollout", "reward", "score", "update", "sync")
 COUNTED = ("rollout", "score", "update", "sync")  # everything else is overhead
+MIN_TRAINED_SHARE = 0.9  # of the samples: below, the figures are not those of whole updates
 SPANS = {"rollout": "generate", "score": "score", "update": "update"}  # the span in which workers do a phase's work
 
 
@@ -36,6 +37,7 @@ class WorkDone:
     generated: int  # tokens of completions
     trained: int  # tokens of all sequences in updates, prompts included
     flops: dict[str, float]  # by phase; empty for an architecture that cannot be counted
+    trained_samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class BenchReport:
             "at_work_s": self.busy_seconds,
             "overhead_share": self.overhead / self.mean_seconds,
             "samples_per_s": w.samples / all_s,
+            "samples": w.samples,
+            "trained_samples": w.trained_samples,
             "generated_tokens_per_s": w.generated / all_s,
             "trained_tokens_per_s": w.trained / all_s,
             "flop_use": {name: self.flop_use(name) for name in ("step", *w.flops)},
@@ -141,7 +145,7 @@ def count_work(
     config, prompt = setup.config, setup.prompt_tokens
     scorers = {s.worker.split("-")[0] for s in worker_spans if s.name == "score"}
     learners = {s.worker.split("-")[0] for s in worker_spans if s.name == "update"}
-    samples = generated = trained = 0
+    samples = generated = trained = trained_samples = 0
     needed = dict.fromkeys(("rollout", "score", "update"), 0.0)
     for group in (g for n in numbers for g in read_groups(run / "samples" / f"step-{n:06d}.parquet")):
         lengths = [tokens for tokens, _ in group]
@@ -150,10 +154,30 @@ def count_work(
         needed["rollout"] += forward
         needed["score"] += forward * len(scorers)
         if learning := [tokens for tokens, advantage in group if advantage or all_samples_train(config)]:
+            trained_samples += len(learning)
             trained += sum(prompt + n for n in learning) * config.trainer.epochs_per_step
             forward = shape.group_flops(prompt, learning) if shape else 0.0
             needed["update"] += 3 * forward * config.trainer.epochs_per_step * len(learners)
-    return WorkDone(samples, generated, trained, {name: amount for name, amount in needed.items() if amount})
+    flops = {name: amount for name, amount in needed.items() if amount}
+    return WorkDone(samples, generated, trained, flops, trained_samples)
+
+
+def require_whole_updates(work: WorkDone, config: Config) -> None:
+    """Refuses figures of updates that left out many samples: a step seems faster than it is."""
+    share = work.trained_samples / max(work.samples, 1)
+    if share >= MIN_TRAINED_SHARE * trainable_share(config):
+        return
+    raise ConfigError(
+        f"{work.trained_samples:,} of {work.samples:,} samples were trained ({share:.0%}): the others have no advantage, so "
+        "these figures are of a part of an update, and are not written. Without --rewards every group has different rewards; "
+        "with reference.kl_coef > 0 (reference.kl_in=loss) all samples are trained."
+    )
+
+
+def trainable_share(config: Config) -> float:
+    """The share of samples that a method trains: GRPO for pass@k trains only the best of each group."""
+    only_best = config.algorithm.advantage == "grpo_passk" and not all_samples_train(config)
+    return 1 / config.trainer.samples_per_prompt if only_best else 1.0
 
 
 def all_samples_train(config: Config) -> bool:

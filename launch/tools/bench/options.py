@@ -49,7 +49,7 @@ def make_setup(config: Config, options: BenchOptions, folder: str, window: int) 
     prompt, longest, mean = choose_lengths(options, window)
     reward = replace(config.reward, max_failure_share=1.0)
     if not options.rewards:
-        reward = replace(reward, functions={"coin": RewardFunction(function="launch.tools.synthetic:coin")})
+        reward = replace(reward, functions={"random": RewardFunction(function="launch.tools.synthetic:random_reward")})
     ahead = config.pipeline.max_lag + 1  # the last steps of a run have nothing more to generate: they are not run
     changed = replace(
         config,

@@ -42,6 +42,7 @@ def print_report(report: BenchReport, config: Config, console: Console) -> None:
 def print_rates(report: BenchReport, console: Console) -> None:
     w, figures = report.work, report.as_dict()
     print_line(console, f"{w.samples / report.steps:,.0f} samples a step, {figures['samples_per_s']:,.1f} samples/s")
+    print_line(console, f"{w.trained_samples:,} of {w.samples:,} samples trained")
     print_line(
         console,
         f"{figures['generated_tokens_per_s']:,.0f} tokens/s generated, {figures['trained_tokens_per_s']:,.0f} trained",

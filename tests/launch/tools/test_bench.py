@@ -11,14 +11,14 @@ from rich.console import Console
 from launch.cli import commands
 from launch.tools import synthetic
 from launch.tools.bench.command import shared_folder
-from launch.tools.bench.figures import BenchMachine, BenchReport, WorkDone, all_samples_train
+from launch.tools.bench.figures import BenchMachine, BenchReport, WorkDone, all_samples_train, require_whole_updates
 from launch.tools.bench.options import BenchOptions, make_setup
 from launch.tools.bench.peak_flops import gpu_peak
 from launch.tools.bench.report import print_report
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config, ConfigError, PipelineConfig
 from rlsys.estimates.devices import peak_flops
-from rlsys.types import Request
+from rlsys.types import Request, Sample
 
 OPTIONS = BenchOptions(3, 1, None, None, None, False, None, None)
 
@@ -27,6 +27,10 @@ def make_config(folder, *overrides: str) -> Config:
     file = folder / "small.yaml"
     file.write_text("trainer: {prompts_per_step: 4, samples_per_prompt: 4}\npolicy: {tokens_per_pack: 40}\n")
     return load_checked(file, ["rollout.max_new_tokens=16", *overrides])
+
+
+def make_sample(uid: str, index: int) -> Sample:
+    return Sample(uid, index, "", np.ones(4, np.int32), np.zeros(4, np.float32), "length", 0)
 
 
 class Engines:
@@ -104,8 +108,19 @@ def test_prompts_have_the_given_length_and_begin_differently():
 
 def test_rewards_are_random_but_always_the_same():
     texts = [f"completion {i}" for i in range(1000)]
-    assert sum(map(synthetic.coin, texts)) == pytest.approx(500, abs=60)
-    assert synthetic.coin("a") == synthetic.coin("a")
+    rewards = [*map(synthetic.random_reward, texts)]
+    assert np.mean(rewards) == pytest.approx(0.5, abs=0.05)
+    assert len(set(rewards)) == 1000
+    assert rewards == [*map(synthetic.random_reward, texts)]
+
+
+def test_samples_whose_tokens_have_no_text_get_different_rewards_even_in_a_group_of_two():
+    engines = Engines()
+    engines.generate = lambda requests: iter([[make_sample(r.uid, r.index) for r in requests]])
+    requests = [Request(f"p{i}", k, [1], seed=1, temperature=1.0, max_new_tokens=4) for i in range(50) for k in (0, 1)]
+    [samples] = synthetic.NamedSamples(engines, synthetic.CompletionLengths(4, 4)).generate(requests)
+    assert len({synthetic.random_reward(s.text) for s in samples}) == 100
+    assert [s.text for s in samples[:2]] == ["p0/0 ", "p0/1 "]
 
 
 def test_a_bench_keeps_the_method_and_neither_evaluates_nor_saves(tmp_path):
@@ -118,7 +133,7 @@ def test_a_bench_keeps_the_method_and_neither_evaluates_nor_saves(tmp_path):
     assert not changed.overlong.mask, "every completion is cut"
     assert changed.algorithm == config.algorithm
     assert changed.policy == config.policy
-    assert list(changed.reward.functions) == ["coin"]
+    assert list(changed.reward.functions) == ["random"]
     setup = make_setup(config, replace(OPTIONS, rewards=True), "elsewhere", window=32)
     assert setup.config.reward.functions == config.reward.functions
 
@@ -170,7 +185,7 @@ REPORT = BenchReport(
     busy_seconds={"rollout": 1.6, "score": 0.4, "update": 0.8},  # sampled one batch ahead: the driver waited for less
     sync_seconds=[0.4],  # every second step
     machine=BenchMachine(None, weight_bytes=400_000_000, peak_flops=1e11),
-    work=WorkDone(32, 640, 1920, {"rollout": 8e9, "score": 8e9, "update": 24e9}),
+    work=WorkDone(32, 640, 1920, {"rollout": 8e9, "score": 8e9, "update": 24e9}, trained_samples=31),
     idle_shares={"policy-0": 0.5, "rollout-0": 0.25},
     span_shares={"policy-0": {"score": 0.1, "update": 0.4}, "rollout-0": {"generate": 0.75}},
 )
@@ -201,11 +216,26 @@ def test_the_tables_name_unknown_figures(tmp_path):
     assert "not in rollout, score, update or sync: 10.0% of a step" in text
     assert "400.0 MB in 0.400 s, 1.00 GB/s" in text
     assert "generate 75.0%" in text
+    assert "31 of 32 samples trained" in text
     assert "Nothing was recorded" not in text
     print_report(replace(REPORT, unrecorded_workers=["rollout-0", "rollout-1"]), config, console)
     assert "Nothing was recorded of rollout-0, rollout-1: their hosts do not see" in console.export_text()
     print_report(replace(REPORT, work=replace(REPORT.work, flops={})), config, console)
     assert "FLOP use is not known: this architecture" in console.export_text()
+
+
+@pytest.mark.parametrize(("trained", "overrides"), [(0, ()), (57, ()), (7, ("algorithm.advantage=grpo_passk",))])
+def test_figures_of_a_part_of_an_update_are_refused_with_a_way_out(tmp_path, trained, overrides):
+    work = WorkDone(64, 640, 1920, {}, trained)
+    with pytest.raises(
+        ConfigError, match=rf"^{trained} of 64 samples were trained .*Without --rewards .*reference\.kl_coef > 0"
+    ):
+        require_whole_updates(work, make_config(tmp_path, *overrides))
+
+
+@pytest.mark.parametrize(("trained", "overrides"), [(58, ()), (64, ()), (16, ("algorithm.advantage=grpo_passk",))])
+def test_figures_of_whole_updates_are_not_refused(tmp_path, trained, overrides):
+    require_whole_updates(WorkDone(64, 640, 1920, {}, trained), make_config(tmp_path, *overrides))
 
 
 def test_groups_of_equal_rewards_need_no_update_without_other_losses(tmp_path):
