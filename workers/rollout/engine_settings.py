@@ -31,6 +31,7 @@ SHARED_TAILS = {
     "kv_connector_module_path": "workers.cpu.prompt_tails",
     "kv_role": "kv_consumer",
 }
+USUAL_LARGEST_GRAPH = 512  # sequences; vLLM launches a step of more kernel by kernel, unless it is told sizes
 BESIDE_CACHE = 2 << 30  # bytes of an engine on a GPU, besides weights and logits; assumed
 # On CPU, of a model with states: vLLM would cache them with the prefixes, and for that compute prompts in parts.
 STATE_ARGUMENTS = {"enable_prefix_caching": False}
@@ -89,10 +90,17 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
         return arguments | cpu_arguments(config)
     arguments.pop("block_size")
     arguments["max_num_seqs"] = sequences_with_room(config, model)
+    if not arguments["enforce_eager"] and arguments["max_num_seqs"] > USUAL_LARGEST_GRAPH:
+        arguments["cudagraph_capture_sizes"] = graph_sizes(arguments["max_num_seqs"])
     return arguments | {
         "gpu_memory_utilization": r.gpu_memory,
         "enable_sleep_mode": config.cluster.placement == "colocated",
     }
+
+
+def graph_sizes(sequences: int) -> list[int]:
+    """The numbers of sequences that have a CUDA graph: vLLM's usual ones, and on to all sequences."""
+    return sorted({1, 2, 4, *range(8, 256, 8), *range(256, sequences, 16), sequences})
 
 
 def sequences_with_room(config: Config, model: str) -> int:

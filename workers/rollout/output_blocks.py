@@ -83,6 +83,10 @@ def build_in_flight_scheduler(vllm_config: Any, **parts: Any) -> Any:
 
 def with_blocks(blocks: OutputBlocks, vllm_config: Any, parts: dict[str, Any]) -> Any:
     scheduler = vllms_scheduler(vllm_config, parts)
+    assert scheduler.num_spec_tokens == 0, (
+        f"vLLM speculates with {scheduler.num_spec_tokens} tokens a step. Outputs in blocks need one row of log-probs for each "
+        "request: leave out scheduler_cls, or speculative decoding."
+    )
     skip_needless_allocations(scheduler)
     update = scheduler.update_from_output
 

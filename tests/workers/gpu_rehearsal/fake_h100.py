@@ -190,6 +190,7 @@ def print_configs() -> None:
     tiny = ["cluster.device=gpu", "cluster.placement=colocated", "rollout.engines=1", "policy.ranks=1"]
     cases = [(path.name, re_size(path.name), []) for path in sorted(CONFIGS.glob("*_gpu.yaml"))]
     cases += [("tiny_cpu.yaml", "tiny", tiny), ("tiny_cpu.yaml", "tiny", [*tiny, "rollout.enforce_eager=true"])]
+    cases.append(("tiny_cpu.yaml", "tiny", [*tiny, "rollout.max_sequences=1003", "rollout.gpu_memory=0.3"]))
     for file, size, overrides in cases:
         print("CONFIG", json.dumps([f"{file} {len(overrides)}", vllm_config(file, size, overrides)]), flush=True)
 

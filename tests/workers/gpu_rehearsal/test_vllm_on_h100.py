@@ -36,6 +36,7 @@ def test_every_configuration_for_gpus_is_accepted_with_graphs_and_large_batches(
     for name, engine in engines.items():
         file = name.partition(" ")[0]
         assert (engine["graphs"] == "NONE") == (name == "tiny_cpu.yaml 5"), name
+        assert engine["largest_graph"] == (0 if engine["graphs"] == "NONE" else engine["sequences"]), name
         assert engine["batched_tokens"] == 8192, name
         assert engine["chunked_prefill"], name
         assert engine["prefix_caching"], name

@@ -17,7 +17,7 @@ BLOCK_SIZE = 32  # tokens of a cache block
 IN_FLIGHT = 2  # batches that a GPU has at a time
 
 
-def make_scheduler(folder: Path, build: Any, blocks: int = 1000, asynchronous: bool = True) -> Any:
+def make_scheduler(folder: Path, build: Any, blocks: int = 1000, asynchronous: bool = True, **settings: Any) -> Any:
     import torch
     from transformers import AutoConfig
 
@@ -26,7 +26,7 @@ def make_scheduler(folder: Path, build: Any, blocks: int = 1000, asynchronous: b
     )
     sizes = {"max_num_batched_tokens": 256, "max_num_seqs": 64, "max_model_len": 256, "block_size": BLOCK_SIZE}
     more = {"skip_tokenizer_init": True, "enforce_eager": True, "enable_prefix_caching": True}
-    config = EngineArgs(str(folder), **sizes, **more).create_engine_config()
+    config = EngineArgs(str(folder), **sizes, **more, **settings).create_engine_config()
     config.scheduler_config.async_scheduling = asynchronous
     config.cache_config.num_gpu_blocks = blocks
     init_none_hash(sha256)

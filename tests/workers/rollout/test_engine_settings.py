@@ -54,6 +54,17 @@ def test_engines_use_graphs_on_gpus_and_none_on_cpu_unless_the_user_decides(tiny
     assert engine_arguments(Config(), "", "ipc", 64)["enforce_eager"] is True
 
 
+def test_every_number_of_sequences_of_an_engine_has_a_graph(tiny: Callable[..., Config]) -> None:
+    def sizes(*overrides: str) -> Any:
+        return engine_arguments(tiny("cluster.device=gpu", *overrides), "", "ipc", 64).get("cudagraph_capture_sizes")
+
+    assert sizes("rollout.max_sequences=512") is None, "vLLM has graphs of up to 512 by itself"
+    assert sizes("rollout.max_sequences=530")[-4:] == [496, 512, 528, 530]
+    assert len(sizes()) == 3 + 31 + 49
+    assert sizes()[-1] == 1024
+    assert sizes("rollout.enforce_eager=true") is None
+
+
 def test_outputs_leave_the_core_in_blocks_where_vllm_neither_looks_for_strings_nor_notes_versions(
     tiny: Callable[..., Config],
 ) -> None:

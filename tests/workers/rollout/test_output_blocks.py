@@ -98,6 +98,16 @@ def test_every_request_gets_its_tokens_and_log_probs(build: Any, tmp_path: Path)
         assert mine[-1].finished
 
 
+@pytest.mark.parametrize("build", [build_scheduler, build_in_flight_scheduler])
+def test_speculative_decoding_which_samples_several_rows_for_a_request_is_refused(build: Any, tmp_path: Path) -> None:
+    ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
+    make_scheduler(tmp_path, plain, asynchronous=False, speculative_config=ngrams)
+    with pytest.raises(
+        AssertionError, match=r"^vLLM speculates with 3 tokens a step.* one row .* for each request: leave out"
+    ):
+        make_scheduler(tmp_path, build, asynchronous=False, speculative_config=ngrams)
+
+
 @pytest.mark.parametrize("hold_tokens", [True, False])
 @pytest.mark.parametrize("length", [1, 3, 7])
 def test_vllm_reads_blocks_as_it_reads_single_outputs(length: int, hold_tokens: bool) -> None:
