@@ -8,10 +8,12 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 from rlsys.types import Request
 from workers.rollout.engine import PREFIX_CACHE_NOT_RESET
+from workers.rollout.stops_in_blocks import StopsInBlocks
 from workers.rollout.vllm_requests import Stops, collect_outputs, request_id, sampling_params, token_prompt
 
 T = TypeVar("T")
@@ -33,6 +35,10 @@ class AsyncEngine:
         gc.collect()
         gc.freeze()  # a full collection would look at all that was imported: half a second, while the core waits
 
+    @cached_property
+    def stops_in_blocks(self) -> StopsInBlocks:
+        return StopsInBlocks(self.engine.output_processor)
+
     async def answer_or_exit(self, answer: Awaitable[T]) -> T:
         """Returns the core's answer. If the core has died, ends the actor, so that the driver replaces it."""
         try:
@@ -52,7 +58,7 @@ class AsyncEngine:
         finished: asyncio.Queue[Any] = asyncio.Queue()
 
         async def stream(r: Request) -> None:
-            prompt, params = token_prompt(r), sampling_params(r, stops)
+            prompt, params = token_prompt(r), sampling_params(r, self.stops_in_blocks.watch(r, stops))
             async for output in self.engine.generate(prompt, params, request_id=request_id(r)):
                 if output.finished:
                     finished.put_nowait(output)
@@ -64,6 +70,7 @@ class AsyncEngine:
                 finished.put_nowait(error)
             finally:
                 self.running_ids.discard(request_id(r))
+                self.stops_in_blocks.forget(r)
 
         self.running_ids.update(map(request_id, requests))
         tasks = [asyncio.ensure_future(run(r)) for r in requests]

