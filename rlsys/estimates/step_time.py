@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlsys.config.derived import policy_is_reference, runs_eagerly, scores_old
 from rlsys.config.schema import Config
 from rlsys.estimates.activations import offloads_activations
-from rlsys.estimates.adapters import sync_bytes, trained_parameters
+from rlsys.estimates.adapters import sync_bytes, sync_tensors, trained_parameters
 from rlsys.estimates.cache import sequence_bytes
 from rlsys.estimates.devices import GIB, Gpu
 from rlsys.estimates.engine import kv_cache_bytes, most_sequences
@@ -20,6 +20,10 @@ from rlsys.models.shapes import ModelShape
 TRAINING_SHARE, SCORING_SHARE, PREFILL_SHARE = 0.35, 0.4, 0.5
 BANDWIDTH_SHARE = 0.7  # while tokens are drawn
 LAUNCH_S = 3e-4  # a layer's kernels, launched one by one; almost nothing with CUDA graphs
+# Of a usual host with a GPU. The device computes at the same time: whichever takes longer counts.
+HOST_STEP_S = 2.5e-3  # an engine's step: vLLM prepares the batch
+HOST_TOKEN_S = 9e-6  # and for each of its sequences: the scheduler plans a token and reads it
+SYNC_S, SYNC_TENSOR_S = 0.15, 2e-4  # calls between driver, ranks and engines; finding, opening and copying a tensor
 CORE_FLOPS, CORE_BANDWIDTH = 40e9, 6e9  # per CPU core
 CORE_STEP_S = 3e-4  # an engine's overhead per layer and token on CPU
 LINKS = {"cuda_ipc": 500e9, "nccl": 20e9, "shared_memory": 2e9, "object_store": 0.5e9}  # bytes/s of a sync
@@ -85,6 +89,8 @@ def estimate_step(
         critic_work = work * t.epochs_per_step * (3 + recomputes)
         phases["critic"] = (work + critic_work) / (c.critic.ranks * rank.flops * training)
     phases["sync"] = sync_bytes(c, model) / LINKS[c.sync.transport]
+    if gpu:
+        phases["sync"] += SYNC_S + SYNC_TENSOR_S * sync_tensors(c, model)
     if c.sync.what == "adapter":  # engines read the model's own weights from main memory
         phases["sync"] += WIDTH[c.rollout.dtype] * model.parameters / LINKS["shared_memory"]
     return StepTimes(phases, c.pipeline.max_lag > 0)
@@ -141,7 +147,9 @@ def _rollout_seconds(
     read = width * model.parameters_read(sequences) / parts
     read += sequences * model.cached_bytes(length, width) / cache_parts(model, parts)
     computed = sequences * 2.0 * model.active_parameters / parts
-    overhead = (LAUNCH_S * runs_eagerly(c) if gpu else CORE_STEP_S) * model.layers
+    overhead = CORE_STEP_S * model.layers
+    if gpu:
+        overhead = HOST_STEP_S + HOST_TOKEN_S * sequences + LAUNCH_S * runs_eagerly(c) * model.layers
     step = max(read / speed.bandwidth, computed / flops, overhead)
     prefill = prompts * model.flop_counter.forward_flops(0, lengths.typical_prompt, 1) / parts
     return steps * step + prefill / flops

@@ -12,9 +12,19 @@ from rlsys.config.schema import (
     SyncConfig,
     TrainerConfig,
 )
+from rlsys.estimates.adapters import sync_tensors
 from rlsys.estimates.devices import GPUS
 from rlsys.estimates.memory import SequenceLengths
-from rlsys.estimates.step_time import BANDWIDTH_SHARE, SCORING_SHARE, TRAINING_SHARE, estimate_step
+from rlsys.estimates.step_time import (
+    BANDWIDTH_SHARE,
+    HOST_STEP_S,
+    HOST_TOKEN_S,
+    SCORING_SHARE,
+    SYNC_S,
+    SYNC_TENSOR_S,
+    TRAINING_SHARE,
+    estimate_step,
+)
 from rlsys.models.config_json import parse_config
 from rlsys.models.known_shapes import look_up_shape
 
@@ -104,10 +114,35 @@ def test_with_a_lag_the_shorter_part_is_hidden():
     assert ahead.step == pytest.approx(max(times.phases["rollout"], rest))
 
 
-def test_a_sync_takes_the_weights_over_the_speed_of_the_transport():
+def test_a_sync_takes_calls_a_time_for_each_tensor_and_the_weights_over_the_speed_of_the_transport():
     slower = replace(CONFIG, sync=SyncConfig(transport="object_store"))
-    assert phases()["sync"] == pytest.approx(2 * MODEL.parameters / 20e9)
-    assert phases(slower)["sync"] == pytest.approx(2 * MODEL.parameters / 0.5e9)
+    latency = SYNC_S + SYNC_TENSOR_S * (28 * 12 + 3)
+    assert phases()["sync"] == pytest.approx(latency + 2 * MODEL.parameters / 20e9)
+    assert phases(slower)["sync"] == pytest.approx(latency + 2 * MODEL.parameters / 0.5e9)
+    cpu = replace(CONFIG, cluster=ClusterConfig(device="cpu"), sync=SyncConfig(transport="shared_memory"))
+    assert estimate_step(cpu, MODEL, LENGTHS, None, 512).phases["sync"] == pytest.approx(2 * MODEL.parameters / 2e9)
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-4B", "Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-8B"]
+)
+def test_a_sync_sends_as_many_tensors_as_a_models_files_have(name):
+    """Counted by hand: of a layer, and the others."""
+    layer, others, layers = {
+        "Qwen/Qwen2.5-0.5B": (12, 2, 24),
+        "Qwen/Qwen3-4B": (11, 2, 36),
+        "Qwen/Qwen3-30B-A3B": (4 + 4 + 1 + 3 * 128, 3, 48),
+        "meta-llama/Llama-3.1-8B": (9, 3, 32),
+    }[name]
+    assert sync_tensors(CONFIG, look_up_shape(name)) == layers * layer + others
+
+
+def test_a_small_model_on_a_fast_gpu_waits_for_its_host():
+    small, single = look_up_shape("Qwen/Qwen2.5-0.5B"), replace(CONFIG, rollout=replace(CONFIG.rollout, engines=8))
+    steps = estimate_step(single, small, SequenceLengths(512, 512), H100, 512).phases["rollout"]
+    assert steps == pytest.approx(512 * (HOST_STEP_S + 64 * HOST_TOKEN_S), rel=0.01)
+    decode = phases()["rollout"]  # 7B with 128 sequences, of a GPU: weights and cache take longer than the host
+    assert decode > 1.5 * 512 * (HOST_STEP_S + 128 * HOST_TOKEN_S)
 
 
 def test_a_single_update_on_policy_needs_no_old_log_probs():
