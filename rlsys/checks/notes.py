@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rlsys.config.derived import MEAN_OF_SEQUENCES, token_weighting, updates_of_step
 from rlsys.config.schema import Config
+from rlsys.episodes.formats import CALL_ENDS
 from rlsys.episodes.settings import plays
 
 # Built-in rewards whose scores are never below 0. What others return, such as a model or a function of the user, is not known.
@@ -32,6 +33,11 @@ def find_notes(c: Config) -> Iterator[str]:
         yield (
             f"reward.per_token: where {' or '.join(parts)} makes a reward negative, a long completion loses less, because "
             "that is divided too."
+        )
+    if c.episode.tool_parser and c.episode.tool_parser not in CALL_ENDS:
+        yield (
+            f"episode.tool_parser {c.episode.tool_parser}: rlsys does not know what ends its calls. Of an answer that the "
+            "limit of tokens cuts, the last call is not made, even if it is whole."
         )
     yield from endless_warmup(c)
 

@@ -1,6 +1,7 @@
 """The names of vLLM's parsers, and which of them reads the format of a model."""
 
 import ast
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,25 +27,51 @@ TOOL_FORMATS = (
     (("ipython", '"parameters": '), "llama3_json"),
 )
 TOOL_PARSERS_OF_TYPES = {"llama4": "llama4_pythonic", "granite": "granite", "granitemoehybrid": "granite4"}
-# What ends a call, by its parser; between two marks may be blanks. BRACKETS: nothing but the brackets that it opens.
-BRACKETS = "[{}]"
-CALL_ENDS = {
-    **dict.fromkeys(("hermes", "qwen3_json", "granite4", "ernie45", "glm45", "glm47", "poolside_v1"), "</tool_call>"),
-    **dict.fromkeys(("qwen3_coder", "qwen3_xml", "step3p5", "mimo"), "</function> </tool_call>"),
-    **dict.fromkeys(("mistral", "granite", "phi4_mini_json", "llama3_json", "llama4_json", "xlam"), BRACKETS),
-    **dict.fromkeys(("pythonic", "llama4_pythonic"), BRACKETS),
+
+
+@dataclass(frozen=True)
+class Brackets:
+    """Calls are in brackets behind a mark: each in its own, or in a list. Brackets("<tool_calls>", "[", "</tool_calls>")"""
+
+    mark: str = ""  # a pattern
+    opening: str = "[{"
+    close: str | None = ""  # stands behind the `]` of a list. None: the parser cannot read every list of whole calls
+
+
+# What ends a call, by its parser. Between two lines may be blanks. A stop string may hide the second.
+CALL_ENDS: dict[str, str | Brackets] = {
+    **dict.fromkeys(("hermes", "qwen3_json", "granite4", "ernie45", "poolside_v1"), "</tool_call>"),
+    **dict.fromkeys(("glm45", "glm47", "ling3"), "</tool_call>"),
+    **dict.fromkeys(("qwen3_coder", "qwen3_xml", "step3p5", "mimo"), "</function>\n</tool_call>"),
+    **dict.fromkeys(("llama3_json", "llama4_json"), Brackets("", "{")),
+    **dict.fromkeys(("pythonic", "llama4_pythonic", "xlam"), Brackets("", "[")),
+    **dict.fromkeys(("jamba", "hunyuan_a13b"), Brackets("<tool_calls>", "[", "</tool_calls>")),
+    "mistral": Brackets(r"\[TOOL_CALLS\]"),
+    "granite": Brackets(r"<\|?tool_call\|?>"),
+    "granite-20b-fc": Brackets("<function_call>", "{"),
+    "phi4_mini_json": Brackets("functools", "[", None),
+    "lfm2": Brackets(r"<\|tool_call_start\|>", "[", "<|tool_call_end|>"),
+    "apertus": Brackets(r"<\|tools_prefix\|>", "[", "<|tools_suffix|>"),
+    "gigachat3": Brackets(r"<\|function_call\|>|function call<\|role_sep\|>", "{"),
     **dict.fromkeys(("deepseek_v3", "deepseek_v31"), "<｜tool▁call▁end｜>"),
-    **dict.fromkeys(("kimi_k2", "lfm2"), "<|tool_call_end|>"),
-    **dict.fromkeys(("jamba", "hunyuan_a13b"), "</tool_calls>"),
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4"), "</｜DSML｜invoke>"),
+    "deepseek_v41": "</｜DSML｜ invoke>",
+    "kimi_k2": "<|tool_call_end|>",
+    "kimi_k3": "<|close|>call<|sep|>",
     "openai": "<|call|>",
-    "seed_oss": "</function> </seed:tool_call>",
+    "seed_oss": "</function>\n</seed:tool_call>",
     "minimax_m2": "</invoke>",
-    "deepseek_v32": "</｜DSML｜invoke>",
+    "minimax_m3": "]<]minimax[>[</invoke>",
+    "minicpm5": "</function>",
     "olmo3": "</function_calls>",
     "functiongemma": "<end_function_call>",
     "gemma4": "<tool_call|>",
-    "apertus": "<|tools_suffix|>",
     "longcat": "</longcat_tool_call>",
+    "dots": "</dots_function_call>",
+    "plamo3": "<|plamo:end_tool_request:plamo|>",
+    "muse_glimmer": "</atem:invoke>",
+    "inkling": "<|end_message|>",
+    "internlm": "<|action_end|>",
 }
 REASONING_FORMATS = (
     (("<|channel|>", "analysis"), "openai_gptoss"),

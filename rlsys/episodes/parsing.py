@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 from rlsys.episodes.ask import Reply, ToolCall
-from rlsys.episodes.call_ends import calls_end
+from rlsys.episodes.call_ends import find_whole_calls
 from rlsys.episodes.calls import CUT, UNREADABLE, CallReader, Schema
 
 # How calls begin in the formats of known models. An answer with one, of which no parser makes a call, has a broken call.
@@ -21,6 +21,16 @@ CALL_MARKERS = (
     *("<|tool_call_begin|>", "<invoke ", "<tool_calls>", "<|tools_prefix|>", "<longcat_tool_call>"),
     *("[TOOL_CALLS]", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<|python_tag|>", "<function=", "functools["),
     *("<function_calls>", "<start_function_call>", "<seed:tool_call>", "<minimax:tool_call>", "to=functions."),
+    *("<function name=", "<function_call>", "<|function_call|>", "function call<|role_sep|>", "<dots_function_call>"),
+    *(
+        "<｜DSML｜invoke ",
+        "<｜DSML｜ invoke ",
+        "<ifm|tool_call>",
+        "<|open|>call",
+        "<atem:invoke ",
+        "<｜tool_call_begin｜>",
+    ),
+    *("<|plamo:begin_tool_request:plamo|>", "<|content_invoke_tool_json|>", "<|action_start|>", "<|START_ACTION|>"),
 )
 # Formats without a mark: a call is the whole answer.
 BARE_CALLS = {"json": r'[\s;]*\{\s*"(name|function|parameters|arguments)"', "pythonic": r"\s*\[\s*\w+\("}
@@ -70,27 +80,43 @@ class ReplyParser:
         parts = self.parser(text, tokens) if self.parser else ReplyParts(text)
         reply.text, reply.reasoning = self.strip_special_tokens(parts.text), parts.reasoning
         if self.takes_calls:
-            whole, rest = (parts.calls, "") if ended else self.split_calls(parts, raw, tokens, finish)
+            written = written_text(parts, raw)
+            whole, begins_more = parts.calls, False
+            if not ended:
+                whole, begins_more = self.split_calls(parts.calls, written, raw, tokens, finish)
             reply.calls = self.read_calls(whole, raw, turn)
-            if len(whole) < len(parts.calls) or self.begins_call(rest if whole else written_text(parts, raw)):
+            if begins_more or (not whole and self.begins_call(written)):
                 error = CUT if finish == "length" else UNREADABLE
                 reply.calls.append(ToolCall("", {}, call_id(turn, len(whole)), error))
         return reply
 
-    def split_calls(self, parts: ReplyParts, raw: str, tokens: Sequence[int], finish: str) -> tuple[list[RawCall], str]:
-        """Returns the whole calls of an answer that was stopped, and the text after them.
+    def split_calls(
+        self, calls: list[RawCall], written: str, raw: str, tokens: Sequence[int], finish: str
+    ) -> tuple[list[RawCall], bool]:
+        """Returns the whole calls of an answer that was stopped, and whether another call begins behind them.
 
-        A call is whole if the parser sees the same one in what is written up to the end of the last call.
+        A call is whole if the parser sees the same one in what is written up to the end of the last whole call, or if
+        it sees none at all because of a call that is not whole.
         """
-        calls, begin = parts.calls, len(raw) - len(written_text(parts, raw))
-        length = calls_end(raw[begin:], self.tool_parser)
-        if length is None:
-            return (calls[:-1] if finish == "length" else calls), ""
-        end = begin + length
+        ends = find_whole_calls(written, self.tool_parser, finish)
+        if ends is None:
+            whole = calls[:-1] if finish == "length" else calls
+            return whole, len(whole) < len(calls)
+        rest = written[ends.length :]
+        begins_more = ends.begins_another or self.begins_call(rest)
+        whole = self.parse_beginning(raw, len(raw) - len(rest), ends.missing, tokens)
+        if calls or not (begins_more or (ends.missing and not rest.strip())):
+            pairs = takewhile(is_same_call, zip(calls, whole, strict=False))
+            whole = [call for call, _ in pairs]
+        return whole, len(whole) < len(calls) or (bool(whole) and begins_more)
+
+    def parse_beginning(self, raw: str, end: int, missing: str, tokens: Sequence[int]) -> list[RawCall]:
+        """Returns the calls of `raw[:end] + missing`."""
+        if not self.parser:
+            return []
         count = bisect_left(range(len(tokens)), end, key=lambda n: len(self.tokenizer.decode(tokens[:n])))
-        pairs = zip(calls, self.parser(raw[:end], tokens[:count]).calls if self.parser else [], strict=False)
-        same = takewhile(lambda pair: (pair[0].name, pair[0].arguments) == (pair[1].name, pair[1].arguments), pairs)
-        return [call for call, _ in same], raw[end:]
+        more = self.tokenizer(missing, add_special_tokens=False)["input_ids"] if missing else []
+        return self.parser(raw[:end] + missing, [*tokens[:count], *more]).calls
 
     def read_calls(self, calls: Sequence[RawCall], raw: str, turn: int) -> list[ToolCall]:
         return [
@@ -105,6 +131,10 @@ class ReplyParser:
         for token in self.special_tokens.values():
             text = text.replace(token, "") if token else text
         return text
+
+
+def is_same_call(pair: tuple[RawCall, RawCall]) -> bool:
+    return (pair[0].name, pair[0].arguments) == (pair[1].name, pair[1].arguments)
 
 
 def written_text(parts: ReplyParts, raw: str) -> str:

@@ -32,6 +32,7 @@ CASES = [  # named; what makes it right
     ),
     ("reward.per_token=true overlong.buffer=3", "overlong.buffer=0", "where overlong.penalty makes"),
     ("reward.per_token=true episode.play=json:f", "episode.play=", "where an episode's own score makes"),
+    ("episode.tool_parser=hy_v4", "episode.tool_parser=hermes", "the last call is not made, even if it is whole"),
     ("policy.warmup_updates=999 trainer.steps=5", "policy.warmup_updates=2", "has 5 updates"),
     ("critic.warmup_updates=6 trainer.steps=5 algorithm.advantage=gae", "trainer.steps=6", "never reaches critic.lr"),
     (

@@ -117,9 +117,55 @@ WRITERS: dict[str, Callable[[Sequence[Call]], str]] = {
     "xlam": each(OBJECT, ", ", "[", "]"),
     "longcat": each(f"<longcat_tool_call>\n{OBJECT}\n</longcat_tool_call>"),
     "apertus": each('{"NAME": JSON}', ", ", "<|tools_prefix|>[", "]<|tools_suffix|>"),
-    # What ends a call of these is not in our table.
     "minicpm5": tags('<function name="NAME">', '<param name="KEY">VALUE</param>', "</function>"),
     "granite-20b-fc": each(f"<function_call>{OBJECT}"),
+    "ling3": GLM,
+    "deepseek_v4": tags(
+        f'<{DSML}invoke name="NAME">\n',
+        f'<{DSML}parameter name="KEY" string="false">VALUE</{DSML}parameter>\n',
+        f"</{DSML}invoke>",
+        (f"<{DSML}tool_calls>\n", f"\n</{DSML}tool_calls>"),
+    ),
+    "deepseek_v41": tags(
+        f'<{DSML} invoke name="NAME">\n',
+        f'<{DSML} parameter name="KEY" string="false">VALUE</{DSML} parameter>\n',
+        f"</{DSML} invoke>",
+        (f"<{DSML} calls>\n", f"\n</{DSML} calls>"),
+    ),
+    "dots": tags(
+        '<dots_function_call>\n<invoke name="NAME">\n',
+        '<parameter name="KEY">VALUE</parameter>\n',
+        "</invoke>\n</dots_function_call>",
+    ),
+    "kimi_k3": tags(
+        '<|open|>call tool="NAME" index="1"<|sep|>',
+        '<|open|>argument key="KEY" type="object"<|sep|>VALUE<|close|>argument<|sep|>',
+        "<|close|>call<|sep|>",
+        ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+    ),
+    "minimax_m3": tags(
+        ']<]minimax[>[<invoke name="NAME">\n',
+        "]<]minimax[>[<KEY>VALUE]<]minimax[>[</KEY>\n",
+        "]<]minimax[>[</invoke>",
+        ("]<]minimax[>[<tool_call>\n", "\n]<]minimax[>[</tool_call>"),
+    ),
+    "muse_glimmer": tags(
+        '<atem:invoke name="NAME">\n',
+        '<atem:parameter name="KEY">VALUE</atem:parameter>\n',
+        "</atem:invoke>",
+        (" to=tool<|message|><atem:function_calls>\n", "\n</atem:function_calls>"),
+    ),
+    "plamo3": each(
+        "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>NAME<|plamo:end_tool_name:plamo|>"
+        "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>JSON<|plamo:end_tool_arguments:plamo|>"
+        "<|plamo:end_tool_request:plamo|>",
+        "",
+        "<|plamo:begin_tool_requests:plamo|>",
+        "<|plamo:end_tool_requests:plamo|>",
+    ),
+    "inkling": each('<|message_model|><|content_invoke_tool_json|>{"name": "NAME", "args": JSON}<|end_message|>', ""),
+    "internlm": each(f"<|action_start|><|plugin|>{OBJECT}<|action_end|>"),
+    "gigachat3": each(f"function call<|role_sep|>\n{OBJECT}"),
 }
 MARKERS = (
     *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<think>", "</think>"),
@@ -136,5 +182,7 @@ MARKERS = (
     *("<|tool_call_argument_begin|>", "<|tool_call_start|>", "<start_function_call>", "<end_function_call>"),
     *("<escape>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call|>", "<longcat_tool_call>"),
     *("</longcat_tool_call>", "<tool_calls>", "</tool_calls>", "<|tools_prefix|>", "<|tools_suffix|>"),
-    "<function_call>",
+    *("<function_call>", "<|open|>", "<|close|>", "<|sep|>", "<|message_model|>", "<|content_invoke_tool_json|>"),
+    *("<|end_message|>", "<|content_thinking|>", "<|content_text|>", "<|content_invoke_tool_text|>"),
+    *("<|content_tool_error|>", "<|content_model_end_sampling|>", "<|plamo:tag|>", "]<]minimax[>["),
 )
