@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from rlsys.episodes.parsing import FormatParser, RawCall, ReplyParts
 
-CALL = re.compile(r"<start_function_call>call:([\w.-]+)(\{.*?\})<end_function_call>", re.DOTALL)
-KEY = re.compile(r"([{,]\s*)([\w.-]+):")
+CALL = re.compile(r"<start_function_call>(?:call:)?(.*?)<end_function_call>", re.DOTALL)
+KEY = re.compile(r'([{,]\s*)([^\s"{}\[\],:][^"{}\[\],:]*):')
+NONE = re.compile(r"(?<=[:\[,])None(?=[,}\]])")  # as the template writes null
 
 
 class FunctionGemmaParser:
@@ -23,13 +24,14 @@ class FunctionGemmaParser:
     def __call__(self, text: str, tokens: Sequence[int]) -> ReplyParts:
         parts = self.parser(text, tokens)
         _, _, written = text.rpartition(parts.reasoning) if parts.reasoning else ("", "", text)
-        calls = [RawCall(name, arguments_as_json(arguments), "") for name, arguments in CALL.findall(written)]
-        return replace(parts, calls=calls)
+        calls = [call.partition("{") for call in CALL.findall(written)]
+        raw_calls = [RawCall(name.strip(), arguments_as_json(brace + rest), "") for name, brace, rest in calls]
+        return replace(parts, calls=raw_calls)
 
 
 def arguments_as_json(arguments: str) -> str:
-    """`{a:1,b:<escape>x<escape>}` → `{"a":1,"b":"x"}`"""
-    pieces = arguments.split("<escape>")
-    pieces[::2] = [KEY.sub(r'\1"\2":', piece) for piece in pieces[::2]]
+    """`{a:1,b:<escape>x<escape>}` → `{"a":1,"b":"x"}`. What is written otherwise becomes no valid JSON."""
+    pieces = (arguments or "?").split("<escape>")
+    pieces[::2] = [NONE.sub("null", KEY.sub(r'\1"\2":', piece)) for piece in pieces[::2]]
     pieces[1::2] = [json.dumps(piece) for piece in pieces[1::2]]
     return "".join(pieces)

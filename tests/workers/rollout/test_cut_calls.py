@@ -191,3 +191,28 @@ def test_function_gemma_has_numbers_objects_and_texts_that_look_like_numbers():
     text = WRITERS["functiongemma"]([call, SHORT])
     assert read("functiongemma", f"Yes. {text}", "stop") == [(*call, ""), (*SHORT, "")]
     assert parser("functiongemma").parse(parser("functiongemma").tokenizer("Yes.")["input_ids"], "stop").text == "Yes."
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments", "error"),
+    [
+        ("pay{first name:1,über-weg.x:[2,{a b:3}]}", {"first name": 1, "über-weg.x": [2, {"a b": 3}]}, ""),
+        ("pay{note:None,deep:[None,1]}", {"note": None, "deep": [None, 1]}, ""),
+        ("pay{note:<escape>None<escape>,b:<escape>{c d:None}<escape>}", {"note": "None", "b": "{c d:None}"}, ""),
+        ("pay{note:Nonesuch}", {}, "not valid JSON"),
+        ("pay{note:True}", {}, "not valid JSON"),
+        ("pay{note:a b}", {}, "not valid JSON"),
+        ("pay{note}", {}, "not valid JSON"),
+        ("pay{note:1", {}, "not valid JSON"),
+        ("pay{note:<escape>a}", {}, "not valid JSON"),
+        ("pay", {}, "not valid JSON"),
+        ("pay now{}", {}, "There is no tool `pay now`"),
+    ],
+)
+def test_arguments_of_function_gemma_are_read_right_or_not_at_all(written, arguments, error):
+    """A call that cannot be read hides none before or behind it."""
+    other = "<start_function_call>call:pay{sum:7}<end_function_call>"
+    text = f"{other}<start_function_call>call:{written}<end_function_call>{other}"
+    first, call, last = read("functiongemma", text, "stop")
+    assert first == last == ("pay", {"sum": 7}, "")
+    assert (call[1], error in call[2], bool(call[2])) == (arguments, True, bool(error))
