@@ -25,7 +25,9 @@ from rlsys.runs.state import RunState
 from rlsys.seeds import derive_seed
 from rlsys.types import Batch, Columns, Floats, Metrics, Pack, split_column
 
-SCORED_SHARE = 1 / 16  # of the samples that an update leaves out, to estimate their mismatch
+# Of the samples that an update leaves out, so many are scored to estimate their mismatch. It can stop the run, so a
+# single odd sample must not stand for all.
+SCORED_SHARE, LEAST_SCORED = 1 / 16, 4
 
 
 @dataclass(frozen=True)
@@ -98,16 +100,18 @@ class Updates:
             known = batch.split(old)
             gaps = np.concatenate([np.abs(known[m] - rollout[m]) for m in members])
             return float(gaps.sum()), float(gaps.max())
-        lengths = batch.lengths[members]
+        lengths, few = batch.lengths[members], len(members) <= LEAST_SCORED
         rng = np.random.default_rng(derive_seed(self.config.run.seed, mini.update, "mismatch"))
-        drawn = [members[i] for i in draw_by_tokens(lengths, SCORED_SHARE, rng)]
+        drawn = members if few else [members[i] for i in draw_by_tokens(lengths, SCORED_SHARE, rng, LEAST_SCORED)]
         scored = sorted(set(drawn))
         packs = self.pack(batch, scored, ranks=self.policy.ranks)
         column = unpack(packs, self.policy.score(packs), len(batch.samples))
-        scores = dict(zip(scored, split_column(column, batch.lengths[scored].tolist()), strict=True))
-        drawn_gaps = [np.abs(scores[m] - rollout[m]) for m in drawn]
-        mean = float(np.mean([gap.mean() for gap in drawn_gaps]))
-        return mean * int(lengths.sum()), max(float(gap.max()) for gap in drawn_gaps)
+        scores = zip(scored, split_column(column, batch.lengths[scored].tolist()), strict=True)
+        gaps_of = {m: np.abs(logprobs - rollout[m]) for m, logprobs in scores}
+        largest = max(float(gaps.max()) for gaps in gaps_of.values())
+        if few:
+            return float(sum(gaps.sum() for gaps in gaps_of.values())), largest
+        return float(np.mean([gaps_of[m].mean() for m in drawn])) * int(lengths.sum()), largest
 
     def update_critic(self, critic: Critic, packs: list[list[Pack]], mini: MiniBatch) -> Metrics:
         c = self.config.critic

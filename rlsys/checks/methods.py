@@ -44,6 +44,11 @@ def check_algorithm(c: Config) -> Iterator[str]:
     if a.dual_clip and 0 < a.dual_clip <= 1:
         yield f"algorithm.dual_clip is {a.dual_clip:g}; it must be greater than 1, 0 for no bound, or null for 10."
     yield from check_control_tokens(c)
+    if token_weighting(c) == "decoupled" and not a.control_weight and (c.reference.kl_coef or c.entropy.coef):
+        yield (
+            "algorithm.control_weight is 0: a completion of one token would weigh nothing and be left out, also of the KL "
+            "to the reference and of the entropy bonus. Use a small weight, such as 1e-6."
+        )
     if a.loss == "dcpo" and a.max_ratio and a.max_ratio <= 1:
         yield f"algorithm.max_ratio is {a.max_ratio:g}; with algorithm.loss dcpo it must be greater than 1, or null for 10."
     if a.loss == "dppo_tv" and a.max_ratio and a.max_ratio < 1:

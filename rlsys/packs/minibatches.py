@@ -101,11 +101,11 @@ def left_out(batch: Batch, mini: MiniBatch) -> list[int]:
     return [m for m, done in zip(mini.members, computed, strict=True) if not done and batch.lengths[m]]
 
 
-def draw_by_tokens(lengths: NDArray[np.int64], share: float, rng: np.random.Generator) -> list[int]:
-    """Draws about `share` of the samples, at least one, each as often on average as it has tokens.  [N] -> [n]
+def draw_by_tokens(lengths: NDArray[np.int64], share: float, rng: np.random.Generator, least: int = 1) -> list[int]:
+    """Draws about `share` of the samples, `least` at least, each as often on average as it has tokens.  [N] -> [n]
 
     So the mean over the draws of a mean over a sample's tokens has the mean over all tokens as its expectation.
     """
-    count = math.ceil(share * len(lengths))
+    count = max(math.ceil(share * len(lengths)), least)
     tokens = (rng.random() + np.arange(count)) / count * lengths.sum()
     return np.searchsorted(lengths.cumsum(), tokens, side="right").tolist()

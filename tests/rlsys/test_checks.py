@@ -285,6 +285,13 @@ from rlsys.pipeline import SyncSchedule
         ),
         ("reward.functions={exact: 1, 'json:exact': 1}", ["2 functions called exact", "different names"]),
         ("algorithm.constant=5", ["algorithm.constant is 5", "normalize token_mean does not use it", "=0."]),
+        *(
+            (
+                f"algorithm.normalize=decoupled algorithm.control_weight=0 {term}",
+                ["control_weight is 0", "one token", "1e-6"],
+            )
+            for term in ("reference.kl_coef=0.1", "entropy.coef=0.1")
+        ),
         ("algorithm.control_weight=1", ["control_weight is 1", "normalize=decoupled", "=0.001."]),
         ("reference.kl_target=0.1", ["kl_target is 0.1", "kl_coef is 0"]),
         ("reference.kl_horizon=0", ["kl_horizon is 0", "greater than 0"]),

@@ -533,7 +533,7 @@ def test_engines_that_drift_are_noticed_where_no_sample_teaches(tmp_path):
     machines.policy.score = score
     with pytest.raises(Disagreement, match=r"step 1: rollout and old log-probs differ by 0\.25 on average"):
         machines.run()
-    assert len(scored[1]) == 1, "a sixteenth of the samples"
+    assert len(scored[1]) == 4, "a sixteenth of the 16 samples is too few to stop a run"
 
 
 def test_a_whole_mini_batch_without_verdicts_is_an_empty_update(tmp_path):
@@ -609,6 +609,30 @@ def test_a_run_that_drifts_is_stopped(tmp_path):
     with pytest.raises(Disagreement, match=r"step 2: .* differ by 0\.3 on average, more than trainer\.max_mismatch"):
         machines.run()
     assert [line["step"] for line in machines.lines] == [0, 1]
+
+
+@pytest.mark.parametrize("prompts", [1, 4])
+def test_one_odd_sample_does_not_stand_for_all_that_an_update_leaves_out(tmp_path, prompts):
+    """All rewards are equal, so that no sample is computed. One of each group is 1 off, which is 0.25 on average."""
+    options = ["trainer.updates_per_step=1", "trainer.max_mismatch=0.6", f"trainer.prompts_per_step={prompts}"]
+    machines = Machines(tmp_path, *options, evals=0)
+    machines.rewards.judge_one = lambda row: Verdict(0.0, {"zigzag": 0.0})
+    scored: list[list[int]] = []
+
+    def score(packs):
+        scored.append(sorted(m for own in packs for p in own for m in p.samples))
+        odd = [[np.float32([m % 4 == 0 for m in p.samples] or [0])[p.sequences] for p in own] for own in packs]
+        return [
+            [p.rollout + gap for p, gap in zip(own, gaps, strict=True)] for own, gaps in zip(packs, odd, strict=True)
+        ]
+
+    machines.trainer.check_agreement = lambda: None
+    machines.policy.score = score
+    machines.run()
+    assert [line["update/zero_advantage_samples"] for line in machines.lines[1:]] == [4 * prompts] * 3
+    assert [len(samples) for samples in scored] == [4, 4, 4]
+    if prompts == 1:
+        assert [line["mismatch/mean_abs"] for line in machines.lines[1:]] == [0.25] * 3, "all are scored"
 
 
 def test_log_probs_of_engines_that_are_no_numbers_stop_a_run(tmp_path):
