@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from rlsys.config.derived import MEAN_OF_SEQUENCES, token_weighting, updates_of_step
+from rlsys.config.methods import AlgorithmConfig
 from rlsys.config.schema import Config
 from rlsys.episodes.formats import CALL_ENDS
 from rlsys.episodes.settings import plays
@@ -18,9 +19,9 @@ def find_notes(c: Config) -> Iterator[str]:
     a, weighting = c.algorithm, token_weighting(c)
     if a.loss in MEAN_OF_SEQUENCES and weighting != "sequence_mean":
         yield f"algorithm.normalize {weighting}: {a.loss} was published with sequence_mean, which auto is."
-    if a.advantage == "dr_grpo" and weighting != "constant":
+    if a.advantage == "dr_grpo" and weighting not in ("constant", "decoupled"):  # DeGRPO has this advantage too
         yield f"algorithm.normalize {weighting}: with advantage dr_grpo, Dr. GRPO's paper has constant."
-    if weighting == "decoupled" and not a.control_tokens:
+    if weighting == "decoupled" and not a.control_tokens and a.control_weight == AlgorithmConfig().control_weight:
         yield (
             "algorithm.normalize decoupled without control_tokens: every completion's first token is a control token, "
             f"of weight {a.control_weight:g}."

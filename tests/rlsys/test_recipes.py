@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from rlsys.checks import load_checked
+from rlsys.checks.notes import find_notes
 from rlsys.config.derived import correction_method
+from rlsys.config.loading import load_config
 from rlsys.config.schema import Config, ConfigError
 from rlsys.models.known_shapes import BUILTIN_MODELS
 
@@ -50,6 +52,11 @@ def test_every_file_says_what_is_known_of_it(path):
     if path.stem.endswith("_gpu"):
         assert "NOT RUN BY US" in header
     assert f"`{path.name}`" in (ROOT / "configs" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_no_file_makes_a_choice_that_is_noted_as_probably_not_meant(path):
+    assert list(find_notes(load_config(path, []))) == []
 
 
 TINY = [p for p in CONFIGS if not p.stem.endswith("_gpu") and p.stem != "gemma3_270m_cpu"]

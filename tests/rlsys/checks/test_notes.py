@@ -12,6 +12,12 @@ CASES = [  # named; what makes it right
     ("algorithm.loss=dcpo algorithm.normalize=sequence_sum", "algorithm.normalize=auto", "dcpo was published with"),
     ("algorithm.advantage=dr_grpo", "algorithm.normalize=constant", "Dr. GRPO's paper has constant"),
     ("algorithm.normalize=decoupled", "algorithm.control_tokens.a=1", "of weight 0.001"),
+    ("algorithm.normalize=decoupled", "algorithm.control_weight=0.25", "of weight 0.001"),
+    (
+        "algorithm={advantage: dr_grpo, control_tokens: {a: 1}} algorithm.normalize=sequence_mean",
+        "algorithm.normalize=decoupled",
+        "Dr. GRPO's paper has constant",
+    ),
     ("reference.kl_coef=1 reference.kl_in=reward algorithm.kl=k3", "algorithm.kl=k1", "k3 in the reward"),
     ("algorithm.std=none algorithm.eps=0.01", "algorithm.std=sample", "eps 0.01: without effect"),
     (
