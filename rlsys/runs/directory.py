@@ -44,6 +44,7 @@ CHANGEABLE_OPTIONS = (  # may differ when a run is continued
     "run.grace_s",
     "watchdog.",
     "cluster.",
+    "data.continue_final_message",  # what it changes are rows, which are compared
     "eval.",
     "checkpoint.",
     "sync.",

@@ -109,6 +109,37 @@ def test_a_run_of_before_is_accepted_with_a_note(tmp_path):
     assert check(config) == []
 
 
+def test_a_run_from_before_final_messages_were_refused_goes_on_with_the_option_that_the_error_names(tmp_path):
+    """A failed start has written the new configuration already, in which the option is false."""
+    (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    begun = [{"role": "user", "content": "12"}, {"role": "assistant", "content": "3"}]
+    write_rows(tmp_path / "a.jsonl", [{"prompt": begun}, {"prompt": begun[:1]}])
+    options = [f"data.train={tmp_path}/a.jsonl", f"data.template={tmp_path}/mine.jinja"]
+    old, option = make_config(tmp_path, *options), "data.continue_final_message"
+    begin(old)
+    recorded = tmp_path / "run" / "config.yaml"
+    recorded.write_text(
+        "".join(f"{x}\n" for x in recorded.read_text().splitlines() if option.partition(".")[2] not in x)
+    )
+    with pytest.raises(ConfigError, match=f"set {option} to true"):
+        check(old)
+    [note] = check(make_config(tmp_path, *options, f"{option}=true"))
+    assert "no record of its rows" in note
+    assert check(make_config(tmp_path, *options, f"{option}=true")) == []
+    with pytest.raises(ConfigError, match=f"set {option} to true"):
+        check(old)
+
+
+def test_that_option_cannot_change_the_rows_of_a_run_that_has_a_record_of_them(tmp_path):
+    (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    begun = [{"role": "user", "content": "12"}, {"role": "assistant", "content": "3"}]
+    write_rows(tmp_path / "a.jsonl", [{"prompt": begun}, {"prompt": begun[:1]}])
+    options = [f"data.train={tmp_path}/a.jsonl", f"data.template={tmp_path}/mine.jinja", "data.on_bad_row=skip"]
+    check(make_config(tmp_path, *options))
+    with pytest.raises(ConfigError, match="1 rows before, 2 now; 1 added"):
+        check(make_config(tmp_path, *options, "data.continue_final_message=true"))
+
+
 def test_the_trainer_refuses_rows_in_another_order_and_an_untouched_run_goes_on(tmp_path, monkeypatch):
     import machines
 
