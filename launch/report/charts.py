@@ -147,6 +147,14 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
             optional=True,
         ),
         Chart(
+            "Turns that were cut",
+            ("episode/turns_cut", "eval/*/episode/turns_cut"),
+            "Of the turns after which an episode went on: the share that reached rollout.max_new_tokens.",
+            "share",
+            "zero",
+            optional=True,
+        ),
+        Chart(
             "Tokens of the environment",
             ("episode/observed_tokens", "eval/*/episode/observed_tokens"),
             "What the environment says in an episode, with what the chat template adds, mean.",

@@ -56,6 +56,8 @@ class Conversation:
 
 def reply_message(reply: Reply) -> Message:
     message: Message = {"role": "assistant", "content": reply.text}
+    if reply.finish == "length":
+        message["finish"] = "length"
     if reply.reasoning:
         message["reasoning_content"] = reply.reasoning
     if reply.calls:

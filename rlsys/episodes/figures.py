@@ -23,8 +23,15 @@ def episode_figures(samples: Sequence[Sample], failed: Sequence[Sample] = ()) ->
         "episode/turns": fmean([sample.turn_count for sample, _ in episodes]),
         "episode/observed_tokens": fmean([sample.observed_tokens for sample, _ in episodes]),
         **{f"episode/finish/{reason}": ends[reason] / ends.total() for reason in ("stop", *TRUNCATIONS)},
+        **cut_figures([episode for _, episode in episodes]),
         **call_figures([episode for _, episode in episodes]),
     }
+
+
+def cut_figures(episodes: Sequence[Episode]) -> Metrics:
+    """The share of turns that the limit cut, of those after which the episode went on. Empty without any."""
+    turns = [message for episode in episodes for message in model_messages(episode)[:-1]]
+    return {"episode/turns_cut": fmean([m.get("finish") == "length" for m in turns])} if turns else {}
 
 
 def call_figures(episodes: Sequence[Episode]) -> Metrics:

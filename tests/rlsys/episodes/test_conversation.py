@@ -300,6 +300,14 @@ def test_a_tokenizer_with_a_template_for_tools_uses_it_for_tools():
     assert tokenizer.decode(Conversation(ConversationTemplate(tokenizer, {}, "x" + message), [TOOL]).open("a")) == "xa"
 
 
+def test_the_transcript_says_which_turns_the_limit_cut():
+    conversation = Conversation(ConversationTemplate(byte_level_tokenizer(None)))
+    for finish in ("length", "stop"):
+        conversation.continue_with("a") if conversation.messages else conversation.open("a")
+        conversation.add_reply([1], Reply("x", finish))
+    assert [message.get("finish") for message in conversation.messages] == [None, "length", None, None]
+
+
 def test_the_transcript_has_what_was_asked_answered_and_called():
     conversation = Conversation(ConversationTemplate(family_tokenizer("qwen2_5")))
     conversation.open([{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}])

@@ -93,3 +93,15 @@ def test_examples_that_the_environment_gives_are_no_calls_of_the_model():
         "episode/unreadable_calls": 0.0,
         "episode/tool_calls/search": 1.0,
     }
+
+
+def test_turns_that_were_cut_are_a_share_of_those_after_which_the_episode_went_on():
+    whole, cut = ({"role": "assistant", "content": ""} | more for more in ({}, {"finish": "length"}))
+    asked, shown = {"role": "user", "content": "a"}, {"role": "assistant", "content": "", "finish": "length"}
+    first = play("length", [1, 1, 1], [1, 1, 1], [asked, shown, asked, cut, asked, whole, asked, cut])
+    second = play("turns", [1, 1, 1], [1, 1, 1], [asked, cut, asked, cut, asked, whole])
+    assert episode_figures([first, second, play("length", [1], [1], [asked, cut])])["episode/turns_cut"] == 0.75
+    assert episode_figures([play("stop", [1, 1], [1, 1], [asked, whole, asked, whole])])["episode/turns_cut"] == 0
+    assert "episode/turns_cut" not in episode_figures([play("length", [1], [1], [asked, cut])]), (
+        "there is no other turn"
+    )
