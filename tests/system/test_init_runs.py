@@ -6,6 +6,10 @@ import sys
 
 from killing import ROOT
 
+# Of a tiny model's process nearly all is Python and its imports, and that depends on the machine: on a CPU with AMX, for which oneDNN
+# has other kernels, ranks took 64 MiB more than where the estimate was measured. A tenth would hide more of a large process.
+IMPORT_ROOM = 80 << 20
+
 
 def test_a_written_configuration_trains_within_the_memory_of_its_plan(rlsys, environment, tmp_path):
     file, figures = tmp_path / "mine.yaml", tmp_path / "figures.json"
@@ -26,5 +30,9 @@ def test_a_written_configuration_trains_within_the_memory_of_its_plan(rlsys, env
     assert done.returncode == 0, done.stdout + done.stderr
     memory = json.loads(figures.read_text())
     assert {"driver", "rollout-0", "rollout-1", "policy-0", "policy-1", "reward-0"} <= {row["worker"] for row in memory}
-    far = {row["worker"]: row["ratio"] for row in memory if not 0.9 <= row["ratio"] <= 1.1}
+    far = {
+        row["worker"]: row["ratio"]
+        for row in memory
+        if abs(row["predicted"] - row["total"]) > max(0.1 * row["total"], IMPORT_ROOM)
+    }
     assert not far, done.stdout
