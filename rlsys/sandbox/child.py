@@ -4,7 +4,8 @@
            ──request──▶ guard ─────────────────────────────────────▶ program        without
 
            ◀──"start"── the program's process, once it is isolated and about to begin; it then closes this pipe
-           ◀──"end <wait status> <cpu seconds> <seconds>", or "late <seconds>"── the process above the program
+           ◀──"end <wait status> <cpu seconds> <seconds>", or "late <seconds> <of them, without a free processor>"──
+              the process above the program
 
 Each process kills those below it before it ends, and dies with the one above it. So nothing is left behind if one of
 them, or the caller, is killed. SIGTERM asks for a stop at once.
@@ -73,16 +74,17 @@ def enter_sandbox(request: "SandboxRequest", stdin: int, report: int, channel: i
     except OSError:
         pass  # not every container allows it
     uid = os.geteuid() or FIRST_UID + os.getpid()
+    report = os.dup2(report, max(4, stdin + 1, channel + 1, report))  # above the descriptors that the program gets
+    proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # inside the namespaces there is none
     if request["namespaces"]:
         enter_namespaces(request, uid)
         fork_first_process()
     if request["kill_leftovers"]:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-    report = os.dup2(report, max(4, stdin + 1, channel + 1, report))  # above the descriptors that the program gets
     supervisor = os.getpid()
     pid = os.fork()
     if pid:
-        supervise(pid, report, request["wall_s"], uid if request["kill_leftovers"] else None)
+        supervise(pid, report, request["wall_s"], uid if request["kill_leftovers"] else None, proc)
     try:
         confine(request, uid, stdin, report, channel, supervisor)
     except BaseException as error:
@@ -125,7 +127,7 @@ def guard(first: int) -> None:
     os._exit(0)
 
 
-def supervise(pid: int, report: int, wall_s: float, leftovers_uid: int | None) -> None:
+def supervise(pid: int, report: int, wall_s: float, leftovers_uid: int | None, proc: int) -> None:
     """Waits for the program until its time is over, and reports how it ended."""
     start = time.monotonic()
     ended = None
@@ -134,15 +136,33 @@ def supervise(pid: int, report: int, wall_s: float, leftovers_uid: int | None) -
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if received and received.si_signo == signal.SIGTERM:
             break
+    waited = 0.0
     if not ended:
+        waited = waited_s(proc)
         os.kill(pid, signal.SIGKILL)
     _, status, usage = os.wait4(pid, 0)
     if leftovers_uid is not None:
         kill_descendants(leftovers_uid)
     seconds = time.monotonic() - start
-    line = f"end {status} {usage.ru_utime + usage.ru_stime:.3f} {seconds:.3f}\n" if ended else f"late {seconds:.3f}\n"
+    used = usage.ru_utime + usage.ru_stime
+    line = f"end {status} {used:.3f} {seconds:.3f}\n" if ended else f"late {seconds:.3f} {waited:.3f}\n"
     os.write(report, line.encode())
     os._exit(0)
+
+
+def waited_s(proc: int) -> float:
+    """How long the program's first thread was ready to run while others had the processors. 0 if the kernel hides it."""
+    try:
+        child = read_proc(proc, "thread-self/children").split()[0]  # numbered as outside, where `proc` is from
+        return int(read_proc(proc, f"{child}/schedstat").split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def read_proc(proc: int, path: str) -> str:
+    fd = os.open(path, os.O_RDONLY, dir_fd=proc)
+    with open(fd) as file:
+        return file.read()
 
 
 def kill_descendants(uid: int) -> None:

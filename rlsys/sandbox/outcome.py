@@ -79,9 +79,14 @@ def interpret(output: ProgramOutput, cpu_s: int, level: IsolationLevel) -> Progr
     if lines[:1] == [["start"]] and output.flooded:
         return failed("output")
     match lines:
-        case [["start"], ["late", seconds]]:
+        case [["start"], ["late", seconds, waited]] if float(waited) > float(seconds) / 2:
+            raise SandboxError(
+                f"a program waited {waited} of its {seconds} s for a processor: this machine is overloaded. Use fewer "
+                "reward.workers, or a longer time."
+            )
+        case [["start"], ["late", seconds, _]]:
             return failed("timeout", float(seconds))
-        case [["late", seconds]]:
+        case [["late", seconds, _]]:
             raise SandboxError(
                 f"the {seconds} s of a program were over before it began: this machine is overloaded, or the time too short."
             )

@@ -187,6 +187,24 @@ def test_a_program_whose_time_is_over_before_it_begins_is_not_judged(level):
         run_program("print('expected')", wall_s=1e-6, level=level)
 
 
+@pytest.mark.parametrize("level", [LEVELS[0], LEVELS[2], LEVELS[-1]])
+def test_correct_programs_on_an_overloaded_machine_are_right_or_not_judged(level):
+    program = "import time\nwhile time.process_time() < 1: pass\nprint('expected')"
+
+    def outcome(_: int) -> str:
+        try:
+            ran = run_program(program, wall_s=3, cpu_s=4, level=level)
+        except SandboxError as error:
+            return "not judged" if "overloaded" in str(error) else str(error)
+        return ran.stdout if ran.ok else ran.reason
+
+    count = 25 * (os.cpu_count() or 1)
+    with ThreadPoolExecutor(count) as threads:
+        outcomes = list(threads.map(outcome, range(count)))
+    assert set(outcomes) <= {"not judged", "expected\n"}
+    assert "not judged" in outcomes, "the machine was not overloaded"
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_endless_output_is_cut_off(level, stream):
