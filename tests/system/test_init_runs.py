@@ -6,8 +6,8 @@ import sys
 
 from killing import ROOT
 
-# Of a tiny model's process nearly all is Python and its imports, and that depends on the machine: on a CPU with AMX, for which oneDNN
-# has other kernels, ranks took 64 MiB more than where the estimate was measured. A tenth would hide more of a large process.
+# Of a tiny model's process nearly all is Python and its imports, and that depends on the machine: on a CPU with AMX ranks took 64 MiB
+# more than where the estimate was measured; what takes them is not known. A tenth would hide more of a large process.
 IMPORT_ROOM = 80 << 20
 
 
