@@ -1,6 +1,7 @@
 """tests/gpu/roofline.py reads the file that tests/gpu/table.py writes."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlsys.estimates.step_time import estimate_step
 from rlsys.models.known_shapes import look_up_shape
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))
+import decoding
 import roofline
 import table
 
@@ -87,3 +89,21 @@ def test_plan_is_within_half_of_what_a_gpu_has_measured(record: dict[str, Any], 
     measured = row["figures"]["phases_s"]
     assert 1 / 1.5 < phases["rollout"] / measured["rollout"] < 1.5
     assert 1 / 1.5 < sum(phases.values()) / row["step_s"] < 1.5
+
+
+STEPS = re.compile(
+    r"RESULT decode (\d+) (?:seed|none): .* step ([\d.]+) ms"
+)  # without log-probs, which no token sends alone
+
+
+@pytest.mark.parametrize(
+    ("sequences", "step_ms"), STEPS.findall((roofline.RESULTS.parent / "h100_decoding_single.log").read_text())
+)
+def test_plan_is_within_half_of_an_engines_steps_on_a_gpu(sequences: str, step_ms: str) -> None:
+    gpu = ["cluster.device=gpu", "cluster.placement=colocated", "sync.transport=cuda_ipc"]
+    alone = [f"trainer.prompts_per_step={sequences}", "trainer.samples_per_prompt=1"]
+    config = load_config(ROOT / "configs" / "tiny_cpu.yaml", [*table.SETTINGS, *gpu, *alone])
+    model, lengths = look_up_shape("Qwen/Qwen2.5-0.5B"), SequenceLengths(decoding.PROMPT, decoding.COMPLETION)
+    assert model
+    seconds = estimate_step(config, model, lengths, GPUS["H100"], decoding.COMPLETION).phases["rollout"]
+    assert 1 / 1.5 < seconds / decoding.COMPLETION * 1000 / float(step_ms) < 1.5
