@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from bench_models import random_model
+from host import host_figures
 from records import stamp
 
 ROOT = Path(__file__).parent.parent.parent
@@ -165,13 +166,13 @@ def format_row(row: dict[str, Any]) -> list[str]:
     return [*first, *rates, *of, f"{row['sync_over_copy']:.2f}", f"{row['sleep_and_wake']:.1%}"]
 
 
-def write_record(file: Path, commit: str, rows: list[dict[str, Any]], device: str) -> None:
+def write_record(file: Path, commit: str, rows: list[dict[str, Any]], device: str, host: dict[str, float]) -> None:
     import torch
 
     card = torch.cuda.get_device_name() if device == "gpu" else "CPU"
     packages = packages_distributions()  # vLLM for CPUs has another name
     versions = {name: version(packages[name][0]) for name in LIBRARIES}
-    record = {"commit": commit, "card": card, "versions": versions, "rows": rows}
+    record = {"commit": commit, "card": card, "versions": versions, "host_ms_a_step": host, "rows": rows}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(record, indent=2) + "\n")
 
@@ -186,11 +187,12 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
     commit = stamp() if options.json else ""  # refuses changes before the work, not after it
+    host = host_figures()
     rows = [measure_model(name, options) for name in options.models]
     for row in (HEAD, *map(format_row, rows)):
         print("  ".join(f"{cell:>16}" for cell in row))
     if options.json:
-        write_record(options.json, commit, rows, options.device)
+        write_record(options.json, commit, rows, options.device, host)
 
 
 if __name__ == "__main__":

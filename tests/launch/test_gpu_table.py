@@ -27,11 +27,13 @@ def test_the_roofline_reads_what_the_table_writes(tmp_path: Path, monkeypatch: p
     rows = {row["model"]: row for row in json.loads(roofline.RESULTS.read_text())["rows"]}
     monkeypatch.setattr(table, "stamp", lambda: "abc1234:0123456")
     monkeypatch.setattr(table, "measure_model", lambda name, options: rows[name])
+    monkeypatch.setattr(table, "host_figures", lambda: {"vllm": 4.7, "rlsys": 2.5})
     monkeypatch.setattr(sys, "argv", ["table.py", "--device=cpu", "--json", str(file)])
     table.main()
     monkeypatch.setattr(roofline, "RESULTS", file)
     assert roofline.measured() == steps
     assert stamps_of(file) == [("table.json", "abc1234:0123456")]
+    assert json.loads(file.read_text())["host_ms_a_step"] == {"vllm": 4.7, "rlsys": 2.5}
     assert json.loads(file.read_text())["versions"].keys() == {"torch", "vllm", "deepspeed", "transformers"}
 
 

@@ -168,6 +168,12 @@ class PolicyRank(LearnerRank):
 
         return rescore(self.zero.forward_all, self.lm, packs, what_if, self.source, self.config.model.trust_remote_code)
 
+    def most_gpu_memory(self) -> int:
+        """Bytes of PyTorch's tensors on the GPU at their most; 0 without one."""
+        import torch
+
+        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
     def model_facts(self, texts: list[str]) -> ModelFacts:
         from workers.learner.model_facts import read_model_facts
 
@@ -218,6 +224,9 @@ class PolicyGroup(LearnerGroup):
 
     def rescore(self, packs: list[list[Pack]], what_if: WhatIf) -> list[list[Floats]]:
         return self.scatter("rescore", packs, what_if)
+
+    def most_gpu_memory(self) -> int:
+        return max(self.call_all("most_gpu_memory"))
 
     def model_facts(self, texts: list[str]) -> ModelFacts:
         return self.call_all("model_facts", texts)[0]

@@ -14,7 +14,7 @@ from rich.console import Console
 from launch import datasets
 from launch.printing import print_line, write_figures
 from launch.tools import synthetic
-from launch.tools.bench.figures import BenchMachine, measure, require_whole_updates
+from launch.tools.bench.figures import BenchMachine, RankMemory, measure, require_whole_updates
 from launch.tools.bench.options import BenchOptions, BenchSetup, load_model_settings, make_prompts, make_setup
 from launch.tools.bench.peak_flops import gpu_name, gpu_peak, measure_cpu_peak
 from launch.tools.bench.report import print_report
@@ -22,8 +22,10 @@ from launch.tools.plan import costs
 from rlsys.analysis.trace import read_spans, write_trace
 from rlsys.config.schema import Config
 from rlsys.data import Dataset
+from rlsys.estimates.memory import SequenceLengths
+from rlsys.estimates.processes import memory_by_role
 from rlsys.models.config_json import context_from_config
-from rlsys.models.lookup import known_flop_counter
+from rlsys.models.lookup import known_flop_counter, known_model_shape
 from rlsys.pipeline import SyncSchedule
 from rlsys.runs.directory import RunDirectory, read_lines, require_writable
 from rlsys.runs.progress import Progress
@@ -113,9 +115,11 @@ def run_loop(
             trainer.run()
         progress.note("stopping")
         sync_bytes = weight_bytes(config, cluster.policy.weight_sync.info["manifest"])
+        allocated = cluster.policy.most_gpu_memory()
         gpu = gpu_name() if config.cluster.device == "gpu" else ""
     peak = gpu_peak(config, gpu) if config.cluster.device == "gpu" else measure_cpu_peak(config)
-    return BenchMachine(known_flop_counter(model_settings.to_dict()), sync_bytes, peak)
+    memory = RankMemory(allocated, planned_bytes(setup)) if allocated else None
+    return BenchMachine(known_flop_counter(model_settings.to_dict()), sync_bytes, peak, memory)
 
 
 class BenchDone(Exception):
@@ -138,6 +142,16 @@ class StopAfterStep:
 
     def show_phase(self, phase: str) -> None:
         self.progress.show_phase(phase)
+
+
+def planned_bytes(setup: BenchSetup) -> float | None:
+    """What `rlsys plan` counts for tensors of rank 0 on its GPU; None for an unknown architecture."""
+    model = known_model_shape(setup.config.model.path)
+    if model is None:
+        return None
+    lengths = SequenceLengths(setup.prompt_tokens, setup.lengths.longest)
+    _, parts = memory_by_role(setup.config, model, lengths)["policy-0"].peak(on_device=True)
+    return sum(size for name, size in parts.items() if name != "fixed")  # contexts and buffers of NCCL are no tensors
 
 
 def weight_bytes(config: Config, manifest: list[tuple[str, str, list[int]]]) -> int:

@@ -21,12 +21,21 @@ SPANS = {"rollout": "generate", "score": "score", "update": "update"}  # the spa
 
 
 @dataclass(frozen=True)
+class RankMemory:
+    """Bytes of the policy's rank with the most, on its GPU."""
+
+    allocated: int  # PyTorch's tensors at their most
+    planned: float | None  # what `rlsys plan` counts for them
+
+
+@dataclass(frozen=True)
 class BenchMachine:
     """The capacity that the run uses."""
 
     shape: FlopCounter | None  # of the model; None if its work cannot be counted
     weight_bytes: int  # of a sync
     peak_flops: float | None  # FLOP/s of all devices together; None if not known
+    memory: RankMemory | None = None  # None without GPUs
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,7 @@ class BenchReport:
                 "s": statistics.fmean(self.sync_seconds or [0.0]),
                 "gb_per_s": self.bandwidth,
             },
+            "rank_memory": self.machine.memory and vars(self.machine.memory),
             "idle_share": self.idle_shares,
             "work_share": self.span_shares,
             "unseen": self.unrecorded_workers,

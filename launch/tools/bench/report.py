@@ -6,6 +6,7 @@ from rich.table import Column
 from launch.printing import make_table, print_line
 from launch.tools.bench.figures import BenchReport
 from rlsys.config.schema import Config
+from rlsys.estimates.devices import GIB
 
 
 def print_report(report: BenchReport, config: Config, console: Console) -> None:
@@ -53,6 +54,9 @@ def print_rates(report: BenchReport, console: Console) -> None:
             console,
             f"sync: {report.machine.weight_bytes / 1e6:,.1f} MB in {seconds:.3f} s, {report.bandwidth:.2f} GB/s",
         )
+    if memory := report.machine.memory:
+        planned = "not known" if memory.planned is None else f"{memory.planned / GIB:.2f}"
+        print_line(console, f"a rank's GPU: {memory.allocated / GIB:.2f} GiB of tensors at most; plan: {planned}")
     print_line(console, f"not in rollout, score, update or sync: {report.overhead / report.mean_seconds:.1%} of a step")
 
 

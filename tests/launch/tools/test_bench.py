@@ -10,14 +10,24 @@ from rich.console import Console
 
 from launch.cli import commands
 from launch.tools import synthetic
-from launch.tools.bench.command import shared_folder
-from launch.tools.bench.figures import BenchMachine, BenchReport, WorkDone, all_samples_train, require_whole_updates
+from launch.tools.bench.command import planned_bytes, shared_folder
+from launch.tools.bench.figures import (
+    BenchMachine,
+    BenchReport,
+    RankMemory,
+    WorkDone,
+    all_samples_train,
+    require_whole_updates,
+)
 from launch.tools.bench.options import BenchOptions, make_setup
 from launch.tools.bench.peak_flops import gpu_peak
 from launch.tools.bench.report import print_report
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config, ConfigError, PipelineConfig
 from rlsys.estimates.devices import peak_flops
+from rlsys.estimates.memory import SequenceLengths
+from rlsys.estimates.processes import memory_by_role
+from rlsys.models.lookup import known_model_shape
 from rlsys.types import Request, Sample
 
 OPTIONS = BenchOptions(3, 1, None, None, None, False, None, None)
@@ -220,8 +230,26 @@ def test_the_tables_name_unknown_figures(tmp_path):
     assert "Nothing was recorded" not in text
     print_report(replace(REPORT, unrecorded_workers=["rollout-0", "rollout-1"]), config, console)
     assert "Nothing was recorded of rollout-0, rollout-1: their hosts do not see" in console.export_text()
+    machine = replace(REPORT.machine, memory=RankMemory(5 << 29, 3 * 2**30))
+    assert "rank's GPU" not in console.export_text(clear=False)
+    print_report(replace(REPORT, machine=machine), config, console)
+    assert "a rank's GPU: 2.50 GiB of tensors at most; plan: 3.00" in console.export_text()
+    assert replace(REPORT, machine=machine).as_dict()["rank_memory"] == {"allocated": 5 << 29, "planned": 3 * 2**30}
     print_report(replace(REPORT, work=replace(REPORT.work, flops={})), config, console)
     assert "FLOP use is not known: this architecture" in console.export_text()
+
+
+def test_the_memory_that_plan_counts_for_a_rank_is_that_of_its_tensors(tmp_path):
+    """A CUDA context is none of them."""
+    name = "model.path=Qwen/Qwen2.5-0.5B"
+    setup = make_setup(
+        make_config(tmp_path, "cluster.device=gpu", "cluster.placement=colocated", name), OPTIONS, "x", 32
+    )
+    shape = known_model_shape("Qwen/Qwen2.5-0.5B")
+    _, parts = memory_by_role(setup.config, shape, SequenceLengths(16, 16))["policy-0"].peak(on_device=True)
+    assert parts["fixed"] > 0
+    assert planned_bytes(setup) == pytest.approx(sum(parts.values()) - parts["fixed"])
+    assert planned_bytes(replace(setup, config=make_config(tmp_path, "model.path=nobody/knows"))) is None
 
 
 @pytest.mark.parametrize(("trained", "overrides"), [(0, ()), (57, ()), (7, ("algorithm.advantage=grpo_passk",))])

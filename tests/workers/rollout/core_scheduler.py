@@ -26,7 +26,7 @@ def make_scheduler(folder: Path, build: Any, blocks: int = 1000, asynchronous: b
     )
     sizes = {"max_num_batched_tokens": 256, "max_num_seqs": 64, "max_model_len": 256, "block_size": BLOCK_SIZE}
     more = {"skip_tokenizer_init": True, "enforce_eager": True, "enable_prefix_caching": True}
-    config = EngineArgs(str(folder), **sizes, **more, **settings).create_engine_config()
+    config = EngineArgs(str(folder), **(sizes | more | settings)).create_engine_config()
     config.scheduler_config.async_scheduling = asynchronous
     config.cache_config.num_gpu_blocks = blocks
     init_none_hash(sha256)
