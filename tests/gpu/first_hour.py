@@ -65,7 +65,7 @@ def parts(folder: Path) -> dict[str, Part]:
             [str(HERE / "table.py"), "--models", "0.5b", "--steps", "3", "--json", str(folder / "table.json")],
             6,
         ),
-        "decoding": Part("tokens/s of one engine", [str(HERE / "decoding.py"), "--single"], 3),
+        "decoding": Part("tokens/s of one engine", [str(HERE / "decoding.py")], 3),
     }
 
 

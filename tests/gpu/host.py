@@ -28,7 +28,7 @@ def host_figures() -> dict[str, float]:
 
 
 def step_ms(build: Any) -> float:
-    from core_scheduler import Core, make_request, make_scheduler
+    from core_scheduler import Core, make_request, make_scheduler  # type: ignore[import-not-found]  # in tests/workers/rollout
 
     sizes = {"max_num_seqs": SEQUENCES, "max_num_batched_tokens": 8192}
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,7 @@ def step_ms(build: Any) -> float:
 
 def main() -> None:
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "workers" / "rollout")]
-    from core_scheduler import plain
+    from core_scheduler import plain  # type: ignore[import-not-found]
 
     from workers.rollout.output_blocks import build_scheduler
 
