@@ -100,7 +100,7 @@ recipes: install  ## train every tiny recipe and the demos of episodes with thre
 	$(BIN)/python tests/bench/episode_demos.py
 
 biases: install  ## train the pairs of runs of rlsys/algorithms/BIASES.md with three seeds, half an hour
-	$(BIN)/python tests/bench/biases/runs.py --seeds 0 1 2
+	$(BIN)/python tests/bench/biases/bias_runs.py --seeds 0 1 2
 
 RECORDED := exact compute sync driver environment episodes start simulate
 bench: install  ## measure the speed of each part, from advantages to whole runs

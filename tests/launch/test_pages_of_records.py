@@ -17,12 +17,12 @@ from rlsys.types import Batch, Prompt, Sample
 sys.path.append(str(ROOT / "tests" / "bench"))
 sys.path.append(str(ROOT / "tests" / "bench" / "biases"))
 sys.path.append(str(ROOT / "tests" / "bench" / "trl"))
+import bias_runs
 import compare
 import episode_demos
 import family_record
 import real
 import recipes
-import runs as biases
 
 
 def page(name: str) -> str:
@@ -93,15 +93,15 @@ def test_without_the_deviation_even_digits_are_learned_and_with_it_not() -> None
 
 def test_the_table_of_modes_shows_every_setting_that_was_run() -> None:
     """A choice whose runs do not show what one hoped for stands there too."""
-    mine = [r for r in map(json.loads, biases.RESULTS.read_text().splitlines()) if r["comparison"] == "two_modes"]
-    assert {r["choice"] for r in mine} <= set(biases.COMPARISONS["two_modes"].choices)
-    assert biases.table(mine) in page("rlsys/algorithms/BIASES.md")
+    mine = [r for r in map(json.loads, bias_runs.RESULTS.read_text().splitlines()) if r["comparison"] == "two_modes"]
+    assert {r["choice"] for r in mine} <= set(bias_runs.COMPARISONS["two_modes"].choices)
+    assert bias_runs.table(mine) in page("rlsys/algorithms/BIASES.md")
 
 
 @pytest.mark.parametrize("mode_reward", [0.2, 0.5])
 def test_degrpo_is_compared_with_grpo_under_the_same_reward_of_a_mode(mode_reward: float) -> None:
     grpo, degrpo = (
-        {o.partition("=")[0]: o for o in biases.COMPARISONS["two_modes"].choices[f"{method}, think {mode_reward}"]}
+        {o.partition("=")[0]: o for o in bias_runs.COMPARISONS["two_modes"].choices[f"{method}, think {mode_reward}"]}
         for method in ("GRPO", "DeGRPO")
     )
     assert grpo["algorithm.control_tokens"] == degrpo["algorithm.control_tokens"]

@@ -1,7 +1,7 @@
 """Trains runs that differ in one choice, and shows how they end apart: curves and table of rlsys/algorithms/BIASES.md.
 
-.venv/bin/python tests/bench/biases/runs.py --seeds 0 1 2   runs that runs.jsonl has not, 1 to 2 minutes each; then draws
-.venv/bin/python tests/bench/biases/runs.py --draw          draws only, and prints the table of the modes
+.venv/bin/python tests/bench/biases/bias_runs.py --seeds 0 1 2   runs that runs.jsonl has not, 1 to 2 minutes each; then draws
+.venv/bin/python tests/bench/biases/bias_runs.py --draw          draws only, and prints the table of the modes
 """
 
 import argparse
