@@ -38,7 +38,14 @@ def program(tmp_path: Path, body: str, restarts: int = 2, wrapper: Sequence[str]
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
+        preexec_fn=hear_signals,
     )
+
+
+def hear_signals() -> None:
+    """Tests that run in the background inherit that these are ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def wait_for_end(process: subprocess.Popen[str]) -> tuple[int, str]:
