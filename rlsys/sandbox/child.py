@@ -4,8 +4,8 @@
            ──request──▶ guard ─────────────────────────────────────▶ program        without
 
            ◀──"start"── the program's process, once it is isolated and about to begin; it then closes this pipe
-           ◀──"end <wait status> <cpu seconds> <seconds>", or "late <seconds> <of them, without a free processor>"──
-              the process above the program
+           ◀──"end <wait status> <seconds> <cpu seconds> <seconds waited for a processor>", or "late" with the same
+              three times── the process above the program
 
 Each process kills those below it before it ends, and dies with the one above it. So nothing is left behind if one of
 them, or the caller, is killed. SIGTERM asks for a stop at once.
@@ -136,27 +136,42 @@ def supervise(pid: int, report: int, wall_s: float, leftovers_uid: int | None, p
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if received and received.si_signo == signal.SIGTERM:
             break
-    waited = 0.0
+    waited, used, seconds = waited_s(proc), 0.0, time.monotonic() - start
     if not ended:
-        waited = waited_s(proc)
+        used = used_s(proc, "thread-self")
         os.kill(pid, signal.SIGKILL)
     _, status, usage = os.wait4(pid, 0)
     if leftovers_uid is not None:
         kill_descendants(leftovers_uid)
-    seconds = time.monotonic() - start
-    used = usage.ru_utime + usage.ru_stime
-    line = f"end {status} {used:.3f} {seconds:.3f}\n" if ended else f"late {seconds:.3f} {waited:.3f}\n"
-    os.write(report, line.encode())
+    used = max(used, usage.ru_utime + usage.ru_stime)
+    end = f"end {status}" if ended else "late"
+    os.write(report, f"{end} {seconds:.3f} {used:.3f} {waited:.3f}\n".encode())
     os._exit(0)
 
 
 def waited_s(proc: int) -> float:
     """How long the program's first thread was ready to run while others had the processors. 0 if the kernel hides it."""
     try:
-        child = read_proc(proc, "thread-self/children").split()[0]  # numbered as outside, where `proc` is from
-        return int(read_proc(proc, f"{child}/schedstat").split()[1]) / 1e9
+        program = read_proc(proc, "thread-self/children").split()[0]  # numbered as outside, where `proc` is from
+        return int(read_proc(proc, f"{program}/schedstat").split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
         return 0.0
+
+
+def used_s(proc: int, thread: str) -> float:
+    """The processor time of all that a thread has started: those that keep others from running are no excuse."""
+    seconds = 0.0
+    try:
+        for child in read_proc(proc, f"{thread}/children").split():
+            ticks = read_proc(proc, f"{child}/stat").rpartition(")")[2].split()[11:15]  # its own, and of ended children
+            seconds += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+            tasks = os.open(f"{child}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
+            threads = os.listdir(tasks)
+            os.close(tasks)
+            seconds += sum(used_s(proc, f"{child}/task/{number}") for number in threads)
+    except (OSError, ValueError):
+        pass  # it has just ended
+    return seconds
 
 
 def read_proc(proc: int, path: str) -> str:

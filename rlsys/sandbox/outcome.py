@@ -27,6 +27,8 @@ class ProgramResult:
     stdout: str
     stderr: str
     seconds: float  # from its first line to its end
+    cpu_seconds: float = 0.0  # of all its processes
+    waited_seconds: float = 0.0  # its first thread was ready to run, and had no processor
 
 
 @dataclass(frozen=True)
@@ -72,34 +74,30 @@ def read_output(child: "subprocess.Popen[bytes]", report: int, timeout_s: float,
 def interpret(output: ProgramOutput, cpu_s: int, level: IsolationLevel) -> ProgramResult:
     """Decides from the child's report how the program ended. Raises `SandboxError` if it never began."""
 
-    def failed(reason: str, seconds: float = output.seconds) -> ProgramResult:
-        return ProgramResult(False, reason, None, output.stdout, output.stderr, seconds)
+    def failed(reason: str, *times: float) -> ProgramResult:
+        return ProgramResult(False, reason, None, output.stdout, output.stderr, *(times or [output.seconds]))
 
     lines = [line.split(" ") for line in output.report]
     if lines[:1] == [["start"]] and output.flooded:
         return failed("output")
     match lines:
-        case [["start"], ["late", seconds, waited]] if float(waited) > float(seconds) / 2:
-            raise SandboxError(
-                f"a program waited {waited} of its {seconds} s for a processor: this machine is overloaded. Use fewer "
-                "reward.workers, or a longer time."
-            )
-        case [["start"], ["late", seconds, _]]:
-            return failed("timeout", float(seconds))
-        case [["late", seconds, _]]:
+        case [["start"], ["late", *numbers]]:
+            return failed("timeout", *map(float, numbers))
+        case [["late", seconds, *_]]:
             raise SandboxError(
                 f"the {seconds} s of a program were over before it began: this machine is overloaded, or the time too short."
             )
-        case [["start"], ["end", status, cpu, seconds]]:
+        case [["start"], ["end", status, *numbers]]:
+            times = [float(number) for number in numbers]
             code = os.waitstatus_to_exitcode(int(status))
             if code < 0:
                 # On a busy machine the kernel's limit, which counts ticks, strikes before that many seconds were really
                 # used.
-                used_up = code == -signal.SIGKILL and float(cpu) > cpu_s / 2
-                return failed("timeout" if used_up else "signal", float(seconds))
+                used_up = code == -signal.SIGKILL and times[1] > cpu_s / 2
+                return failed("timeout" if used_up else "signal", *times)
             memory = last_line(output.stderr).startswith("MemoryError")
             reason = "" if not code else "memory" if memory else "exit"
-            return ProgramResult(code == 0, reason, code, output.stdout, output.stderr, float(seconds))
+            return ProgramResult(code == 0, reason, code, output.stdout, output.stderr, *times)
         case [["start"]]:  # the supervisor was killed: at the weakest level a program can do that
             return failed("signal")
     problem = output.report[0].removeprefix("error ") if output.report else last_line(output.stderr)

@@ -82,10 +82,12 @@ class ProgramTrial:
     tolerance: float
     level: IsolationLevel
     stop_early: bool  # at the first test that fails
-    seconds_left: float = field(init=False)  # of the program's own time: the start of a sandbox does not count
+    results: list[ProgramResult] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.seconds_left = self.timeout_s
+    @property
+    def seconds_left(self) -> float:
+        """Of the program's own time: the start of a sandbox does not count."""
+        return self.timeout_s - sum(result.seconds for result in self.results)
 
     def run_io_tests(self, tests: ProgramTests) -> tuple[int, int]:
         """Runs the program once per input. Returns how many outputs are right, and how many there are."""
@@ -95,6 +97,8 @@ class ProgramTrial:
             passed += right
             if self.stop_early and not right:
                 break
+        if passed < len(tests.io_pairs) and (self.seconds_left <= 0 or self.results[-1].reason == "timeout"):
+            require_processor(sum(result.seconds for result in self.results), self.results)
         return passed, len(tests.io_pairs)
 
     def passes_io_test(self, stdin: str, expected: str) -> bool:
@@ -107,7 +111,7 @@ class ProgramTrial:
             output_kb=64 + 2 * len(expected.encode()) // 1024,
             level=self.level,
         )
-        self.seconds_left -= result.seconds
+        self.results.append(result)
         return result.ok and same_output(result.stdout, expected, self.tolerance)
 
     def run_call_tests(self, tests: ProgramTests) -> tuple[int, int]:
@@ -126,13 +130,16 @@ class ProgramTrial:
         with ThreadPoolExecutor(1) as pool:
             program = pool.submit(self.run_end, script, {"program": self.program}, channels[0], self.memory_mb)
             result = self.run_end(script, job, channels[1], TESTS_MB)
-            program.result()
+            self.results = [program.result(), result]
         lines = result.stdout.splitlines()
         if lines[:1] != ["ready"]:
             raise SandboxError(f"code: the tests did not begin ({result.reason}): {result.stderr[-300:]}")
         if lines[-1].startswith("unfit "):
             raise ValueError(f"code: {lines[-1].removeprefix('unfit ')}.")
-        return lines.count("pass"), tests.python_tests.test_count + len(tests.calls)
+        passed, count = lines.count("pass"), tests.python_tests.test_count + len(tests.calls)
+        if passed < count and any(result.reason == "timeout" for result in self.results):
+            require_processor(max(result.seconds for result in self.results), self.results)
+        return passed, count
 
     def run_end(self, script: CodeType, job: dict[str, Any], channel: int, memory_mb: int) -> ProgramResult:
         """Runs one end of the conversation between tests and program."""
@@ -145,6 +152,16 @@ class ProgramTrial:
             output_kb=256,
             channel=channel,
             level=self.level,
+        )
+
+
+def require_processor(seconds: float, results: list[ProgramResult]) -> None:
+    """Raises `SandboxError` if programs waited for a processor for most of their time. They may keep each other waiting."""
+    cpu, waited = sum(r.cpu_seconds for r in results), sum(r.waited_seconds for r in results)
+    if waited > seconds / 2 and cpu < seconds / 2:
+        raise SandboxError(
+            f"a program waited {waited:.1f} of its {seconds:.1f} s for a processor: this machine is overloaded. Use fewer "
+            "reward.workers, or a longer timeout_s."
         )
 
 

@@ -6,10 +6,13 @@ import json
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from processors import one_processor
 
 from rlsys.config.schema import ConfigError
 from rlsys.rewards.code.program import (
@@ -19,11 +22,12 @@ from rlsys.rewards.code.program import (
     extract_program,
     isolation_note,
     prepare,
+    require_processor,
     same_output,
 )
 from rlsys.sandbox import runner
 from rlsys.sandbox.levels import IsolationLevel
-from rlsys.sandbox.outcome import SandboxError
+from rlsys.sandbox.outcome import ProgramResult, SandboxError
 
 ADD = "def add(a, b):\n    return a + b"
 SUM = "print(sum(map(int, input().split())))"
@@ -514,3 +518,35 @@ def test_many_quick_tests_do_not_use_up_the_time_of_a_program():
     assert code(program, pairs, timeout_s=60.0) == 1.0
     taken = time.monotonic() - began  # most of it to start sandboxes, which does not count
     assert 1.0 in (code(program, pairs, timeout_s=0.7 * taken) for _ in range(3))  # the machine may be busy
+
+
+BUSY = "import time\ndef work(seconds):\n    while time.process_time() < seconds: pass\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        (f"{BUSY}work(0.4)\n{SUM}", {"inputs": ["1 2\n", "3 4\n", "5 6\n"], "outputs": ["3\n", "7\n", "11\n"]}),
+        (f"{BUSY}def add(a, b):\n    work(1)\n    return a + b", ["assert add(1, 2) == 3", "assert add(2, 2) == 4"]),
+    ],
+    ids=["inputs", "calls"],
+)
+def test_on_an_overloaded_machine_a_right_program_never_scores_0(program, tests):
+    def outcome(_: int) -> float | str:
+        try:
+            return score(program, tests, timeout_s=3.0)
+        except SandboxError as error:
+            return "not judged" if "overloaded" in str(error) else str(error)
+
+    with one_processor(), ThreadPoolExecutor(20) as threads:
+        outcomes = set(threads.map(outcome, range(20)))
+    assert outcomes <= {"not judged", 1.0}
+    assert "not judged" in outcomes, "the processor was not overloaded"
+
+
+def test_a_program_that_keeps_itself_waiting_is_not_excused() -> None:
+    waited = ProgramResult(False, "timeout", None, "", "", seconds=2.0, cpu_seconds=0.4, waited_seconds=1.5)
+    with pytest.raises(SandboxError, match=r"waited 1\.5 of its 2\.0 s for a processor"):
+        require_processor(2.0, [waited])
+    require_processor(2.0, [replace(waited, cpu_seconds=1.6)])  # with other threads and processes of its own
+    require_processor(2.0, [replace(waited, waited_seconds=0.4)])  # it slept
