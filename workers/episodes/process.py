@@ -145,17 +145,23 @@ class EpisodeServer:
         """Begins as many episodes as there is room for, each of the play that has the fewest between two turns."""
         between_turns = {number: episode for number, episode in self.running.items() if episode.turn is None}
         running = (self.ran | self.ran_before) & between_turns.keys()
-        room = min(MAX_RUNNING - len(running), self.threads.size - len(self.threads.busy))
+        room = min(MAX_RUNNING - len(running), self.threads.size - self.threads.count_of(self.running))
         count = Counter(episode.play for episode in between_turns.values())
         while room > 0 and (plays := [play for play, waiting in self.waiting.items() if waiting]):
             play = min(plays, key=count.__getitem__)
             number = next(iter(self.waiting[play]))
-            self.running[number] = RunningEpisode(self, number, play, *self.waiting[play].pop(number))
-            self.ran.add(number)
+            self.begin(number, play, *self.waiting[play].pop(number))
             count[play] += 1
             room -= 1
         self.ran, self.ran_before, self.next_round = set(), self.ran, None
         self.begin_soon(ROUND_S)
+
+    def begin(self, number: int, play: str, row: bytes, max_new_tokens: int) -> None:
+        try:
+            self.running[number] = RunningEpisode(self, number, play, row, max_new_tokens)
+            self.ran.add(number)
+        except BaseException as error:  # no memory, for one
+            self.send_end(number, 0, "stop", exception_verdict("the episode cannot begin", error, ()), [], [])
 
     def drop(self, number: int) -> None:
         if episode := self.running.get(number):
@@ -166,6 +172,11 @@ class EpisodeServer:
 
     def end(self, number: int, finish: str, verdict: Verdict | None, messages: list[Any], scores: list[Any]) -> None:
         turns = len(self.running.pop(number).ask.replies)
+        self.send_end(number, turns, finish, verdict, messages, scores)
+
+    def send_end(
+        self, number: int, turns: int, finish: str, verdict: Verdict | None, messages: list[Any], scores: list[Any]
+    ) -> None:
         try:
             given = verdict and dataclasses.asdict(verdict)
             self.send(end=number, turns=turns, finish=finish, verdict=given, messages=messages, turn_scores=scores)

@@ -194,7 +194,8 @@ class EpisodeRunner(ProcessSupervisor):
 
     def next_deadline(self) -> float | None:
         deadlines = [*filter(None, map(self.deadline, self.working)), *self.dropped.values()]
-        if self.playing and not self.working and not all(played.began for played in self.playing.values()):
+        played = self.playing.values()
+        if not self.working and any(not p.began for p in played) and not any(p.waits for p in played):
             deadlines.append(max(self.last_message, self.last_begin) + SILENCE_LIMIT_S)
         return min(deadlines, default=None)
 

@@ -31,6 +31,10 @@ class StepThreads(ThreadPoolExecutor):
         """True if half of these threads are busy for episodes that do not run any more, or too many others are left."""
         return self.lost(running) >= self.size / 2 or threading.active_count() > self.most
 
+    def count_of(self, running: Container[int | None]) -> int:
+        """How many calls of these episodes have a thread or wait for one."""
+        return len(self.busy) - self.lost(running)
+
     def lost(self, running: Container[int | None]) -> int:
         return sum(number not in running for number in list(self.busy.values()))
 

@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -50,6 +50,11 @@ async def computes(row, ask):
             await asyncio.sleep(0)
     await ask("1>")
     return most
+
+async def asks_from_a_thread(row, ask):
+    loop = asyncio.get_running_loop()
+    await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(ask("1>"), loop).result())
+    return 1.0
 
 async def is_fast(row, ask):
     await ask("1>")
@@ -220,3 +225,62 @@ def test_a_process_that_begins_nothing_is_replaced(games: EpisodeSettings, monke
         ended, _ = play(episodes, [Start(1, named(games, "is_fast"), {}, 8)])
         assert scores(ended) == {1: 1.0}
         assert not psutil.pid_exists(process.pid)
+
+
+def test_steps_of_dropped_episodes_keep_no_other_from_beginning(games: EpisodeSettings) -> None:
+    few = EpisodeSettings(**vars(games) | {"concurrency": 8})
+    with runner(few) as episodes:
+        process = episode_process()
+        episodes.send([Start(i, named(few, "waits_in_a_thread"), {"seconds": 5.0}, 8) for i in range(3)])
+        wait_until(lambda: len(episodes.working) == 3)
+        time.sleep(0.2)
+        episodes.send([Drop(i) for i in range(3)])
+        began = time.monotonic()
+        ended, _ = play(episodes, [Start(10 + i, named(few, "is_fast"), {}, 8) for i in range(6)])
+        assert time.monotonic() - began < 4
+        assert len(ended) == 6
+        assert process.is_running()
+
+
+def test_a_process_whose_episodes_all_wait_for_a_turn_is_not_replaced(
+    games: EpisodeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each keeps a thread, so that the last one cannot begin."""
+    monkeypatch.setattr(workers.episodes.runner, "SILENCE_LIMIT_S", 1.0)
+    few = EpisodeSettings(**vars(games) | {"concurrency": 3})
+    with runner(few) as episodes:
+        process, events = episode_process(), episodes.events()
+        episodes.send([Start(i, named(few, "asks_from_a_thread"), {}, 8) for i in range(3)])
+        asked: list[Event] = []
+        while len(asked) < 3:
+            asked += next(events)
+        time.sleep(3)
+        assert process.is_running()
+        episodes.send([answer(event) for event in asked])
+        ended: list[Event] = []
+        while len(ended) < 3:
+            ended += next(events)
+    assert scores({e.number: e for e in ended if isinstance(e, Ended)}) == {0: 1.0, 1: 1.0, 2: 1.0}
+
+
+def test_an_episode_that_cannot_begin_fails_alone(games: EpisodeSettings, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from rlsys.episodes.player import Player\n"
+        "begin, count = Player.new_conversation, 0\n"
+        "def once(self):\n    global count\n    count += 1\n    if count == 2: raise ValueError('no room')\n    return begin(self)\n"
+        "Player.new_conversation = once\nasync def play(row, ask):\n    await ask('1>')\n    return 1.0\n"
+    )
+    broken = EpisodeSettings(**vars(games) | {"plays": (f"{tmp_path}/broken.py:play",)})
+    with runner(broken) as episodes:
+        ended, _ = play(episodes, [Start(i, broken.plays[0], {}, 8) for i in range(4)])
+    assert scores(ended) == {0: 1.0, 1: None, 2: 1.0, 3: 1.0}
+    verdict = ended[1].episode.verdict
+    assert verdict
+    assert "the episode cannot begin: ValueError: no room" in verdict.detail
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
