@@ -185,7 +185,9 @@ def require_whole_updates(work: WorkDone, config: Config) -> None:
 
 
 def trainable_share(config: Config) -> float:
-    """The share of samples that a method trains: GRPO for pass@k trains only the best of each group."""
+    """The share of samples that a method trains: GRPO for pass@k only the best of each group, a user's own may leave out any."""
+    if ":" in config.algorithm.advantage and not all_samples_train(config):
+        return 0.0
     only_best = config.algorithm.advantage == "grpo_passk" and not all_samples_train(config)
     return 1 / config.trainer.samples_per_prompt if only_best else 1.0
 
