@@ -74,8 +74,11 @@ def is_worker(process: psutil.Process, log: str) -> bool:
 
     Whoever can write to `logs` can put any process into a `.pid` file, but cannot change where that process writes.
     """
-    output, file = os.stat(f"/proc/{process.pid}/fd/1"), os.lstat(log)  # a link could lead to where the process writes
-    return process.uids().real == os.getuid() and stat.S_ISREG(file.st_mode) and os.path.samestat(output, file)
+    file = os.lstat(log)  # a link could lead to where the process writes
+    if process.uids().real != os.getuid() or not stat.S_ISREG(file.st_mode):
+        return False
+    # stderr too: while gloo connects, vLLM leads stdout elsewhere.
+    return any(os.path.samestat(os.stat(f"/proc/{process.pid}/fd/{fd}"), file) for fd in (1, 2))
 
 
 def run_on_nodes(
