@@ -18,7 +18,7 @@ class WorkerLost(WorkerFailed):
 
 
 class NodeLost(WorkerLost):
-    """The node of the worker died, was preempted or cannot be reached: no fault of what the worker was doing."""
+    """The node of the worker died, or was preempted: no fault of what the worker was doing."""
 
 
 class WrongWeights(WorkerLost):

@@ -5,6 +5,7 @@ RequestScheduler ──requests──▶ engines ──▶ EngineStreams ──�
        └────── its pending requests ────── replace_engine ──▶ Suspects, after a second loss
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from rlsys.runs.errors import NodeLost, WorkerLost, WrongWeights
@@ -14,6 +15,10 @@ from workers.rollout.request_scheduler import RequestScheduler
 from workers.rollout.suspects import Suspects
 from workers.supervision.replaceable_workers import ReplaceableWorkers
 from workers.supervision.watchdog import POLL_S, Watchdog
+
+MAX_LOST_IN_A_ROW = (
+    10  # processes of an engine, without a sample in between; a sample that ends engines is found sooner
+)
 
 
 class Generation:
@@ -35,6 +40,7 @@ class Generation:
         self.scheduler = RequestScheduler(requests, max_running)
         self.streams = EngineStreams(watchdog)
         self.suspects = Suspects()
+        self.lost_in_a_row: Counter[str] = Counter()  # by engine
         self.reserved: set[str] = set()  # engines that have suspects, and get no other request until they have none
         self.more, self.stop_requested = more, False
         self.engine_by_sample: dict[tuple[str, int], str] = {}  # which engine has the turns of an episode in its cache
@@ -49,6 +55,8 @@ class Generation:
             elif isinstance(samples, Exception):
                 raise samples
             elif samples or self.more():
+                if samples:
+                    self.lost_in_a_row[name] = 0
                 self.suspects.acquit([(s.uid, s.index) for s in samples])
                 if self.more():
                     self.engine_by_sample.update(((s.uid, s.index), name) for s in samples)
@@ -88,12 +96,18 @@ class Generation:
         if isinstance(error, WrongWeights):
             self.watchdog.event("wrong weights", worker=name, cause=str(error))
         actor, pending = self.streams.remove(name)
-        requests = list(pending.values())
+        requests, cause = list(pending.values()), ""
         if not isinstance(error, WrongWeights | NodeLost):  # no sample has a part in these
             requests = self.suspects.add(name, pending)
-            if cause := self.suspects.describe_cause():
-                sentence, _, log = str(error).partition("\n")
-                raise WorkerLost(f"{sentence}; {cause}.\n{log}") from error
+            cause = self.suspects.describe_cause()
+        self.lost_in_a_row[name] += 1
+        if self.lost_in_a_row[name] == MAX_LOST_IN_A_ROW:
+            cause = (
+                cause or f"{name} was lost {MAX_LOST_IN_A_ROW} times without a sample in between: look at its machine"
+            )
+        if cause:
+            sentence, _, log = str(error).partition("\n")
+            raise WorkerLost(f"{sentence}; {cause}.\n{log}") from error
         self.scheduler.requeue(requests)
         if self.stop_requested:
             self.cancel_waiting()
@@ -114,11 +128,14 @@ class Generation:
             }
             self.reserved = {name for name in self.reserved if running.get(name, 1)}
             open_to_all = {name: count for name, count in running.items() if name not in self.reserved}
+            is_only = len(self.engines.actors) == 1
             for name in [name for name, count in open_to_all.items() if not count]:
-                if part := self.suspects.take(name, is_only=len(self.engines.actors) == 1):
+                if part := self.suspects.take(name, is_only):
                     self.reserved.add(name)
                     del open_to_all[name]
                     self.streams.open(name, self.engines.actors[name], part)
+            if takers := self.suspects.takers(open_to_all, is_only):  # one of them gets no more, until it is idle
+                del open_to_all[min(takers, key=open_to_all.__getitem__)]
             for name, requests in self.scheduler.assign(open_to_all).items():
                 self.streams.open(name, self.engines.actors[name], requests)
         finally:

@@ -6,6 +6,7 @@ ends the run; in more, if engines die by themselves: one more for each sample th
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlsys.types import Request
@@ -52,6 +53,10 @@ class Suspects:
             if is_only or self.parts[i].lost_by != engine:
                 return self.parts.pop(i).requests
         return []
+
+    def takers(self, engines: Iterable[str], is_only: bool) -> list[str]:
+        """The engines that may take a part that waits."""
+        return [name for name in engines if any(is_only or part.lost_by != name for part in self.parts)]
 
     def clear(self) -> list[Request]:
         requests = [request for part in self.parts for request in part.requests]

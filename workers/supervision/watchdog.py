@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, NodeDiedError, RayActorError, RayError, RayTaskError
+from ray.exceptions import NodeDiedError, RayActorError, RayError, RayTaskError
 
 from rlsys.config.schema import Config, ConfigError
 from rlsys.runs.errors import NodeLost, WorkerFailed, WorkerLost, WrongWeights, describe_disk_error
@@ -151,8 +151,8 @@ def explain_failure(error: RayError, name: str, doing: str, logs: Path) -> Excep
 
 
 def lost_with_its_node(error: RayError) -> bool:
-    """True if not the process alone was lost. Of a node that ends at once, Ray only knows that its actors do not answer."""
-    if isinstance(error, ActorUnavailableError | NodeDiedError) or "its node has died" in str(error):
+    """True if not the process alone was lost. That an actor does not answer may mean either."""
+    if isinstance(error, NodeDiedError) or "its node has died" in str(error):
         return True
     return isinstance(error, RayActorError) and error.preempted
 

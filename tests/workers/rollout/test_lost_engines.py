@@ -125,12 +125,7 @@ def test_engines_that_die_often_of_anything_end_no_run(
     assert len(cluster.lost) > 5
 
 
-@pytest.mark.parametrize(
-    "error", [NODE_DIED, ActorUnavailableError("Socket closed", None)], ids=["died", "unreachable"]
-)
-def test_nodes_that_are_lost_are_held_against_no_sample(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: RayError
-) -> None:
+def test_nodes_that_are_lost_are_held_against_no_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Even a last sample, alone in each engine."""
     left = [9]
 
@@ -138,7 +133,7 @@ def test_nodes_that_are_lost_are_held_against_no_sample(
         left[0] -= names == ["p0/3"]
         return names == ["p0/3"] and left[0] >= 0
 
-    cluster = Cluster(2, dies, error)
+    cluster = Cluster(2, dies, NODE_DIED)
     generate_in(cluster, monkeypatch, tmp_path, groups=1)
     assert len(cluster.lost) == 9
 
@@ -148,6 +143,7 @@ def test_ray_says_of_an_actor_that_its_process_died_or_more() -> None:
     assert lost_with_its_node(RayActorError(error_msg="it ended", preempted=True))
     process = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
     assert not lost_with_its_node(RayActorError(error_msg=process))
+    assert not lost_with_its_node(ActorUnavailableError("Socket closed", None)), "its process may have died of a sample"
 
 
 @pytest.mark.parametrize("engines", [1, 2, 5])
@@ -175,10 +171,28 @@ def test_of_two_such_samples_one_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_an_engine_that_always_dies_is_held_against_no_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Others sample what it has lost."""
+    """Others sample what it has lost. It is not replaced for ever."""
     cluster = Cluster(3, lambda engine, given, left: engine == "rollout-1")
-    generate_in(cluster, monkeypatch, tmp_path)
+    with pytest.raises(WorkerLost, match="rollout-1 was lost 10 times without a sample in between"):
+        generate_in(cluster, monkeypatch, tmp_path, groups=2000)
     assert set(cluster.lost) == {"rollout-1"}
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_a_node_that_is_lost_again_and_again_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engines: int
+) -> None:
+    cluster = Cluster(engines, lambda engine, given, left: engine == "rollout-0", NODE_DIED)
+    with pytest.raises(WorkerLost, match="rollout-0 was lost 10 times"):
+        generate_in(cluster, monkeypatch, tmp_path, groups=2000)
+
+
+def test_the_sample_that_ends_engines_is_found_before_all_others_are_sampled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster = Cluster(2, lambda engine, given, left: "p4/2" in left)
+    with pytest.raises(WorkerLost, match=r"no sample but 2 of prompt p4\. \d{1,3} others came"):
+        generate_in(cluster, monkeypatch, tmp_path, groups=500)
 
 
 @pytest.mark.parametrize("engines", [1, 4])
