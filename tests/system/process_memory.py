@@ -114,4 +114,4 @@ def program(process: psutil.Process) -> str:
         return words[words.index("-m") + 1]
     if "-c" in words:
         return words[words.index("-c") + 1].split()[1]  # from multiprocessing.resource_tracker import main
-    return Path(next(word for word in words[1:] if not word.startswith("-"))).stem
+    return Path(next((word for word in words[1:] if not word.startswith("-")), process.name())).stem  # none: it ends
