@@ -29,8 +29,8 @@ Not covered:
     machine.
   - With `landlock` and below: whether a file exists, its size and times (`stat`); the host's name and its processes'
     numbers.
-  - Processor time is limited, not shared fairly: programs that run together slow each other down. One that
-    reaches `wall_s` is not judged if it waited for a processor more than half of it.
+  - Processor time is limited, not shared fairly: programs that run together slow each other down. A
+    result says how long the program waited for a processor.
   - Where the kernel calls a process root and it cannot be another user, threads are limited by memory alone.
   - With `limits`, memory is limited per process, and processes that the program has started outlive a killed caller.
 

@@ -16,9 +16,7 @@ from workers.rollout.suspects import Suspects
 from workers.supervision.replaceable_workers import ReplaceableWorkers
 from workers.supervision.watchdog import POLL_S, Watchdog
 
-MAX_LOST_IN_A_ROW = (
-    10  # processes of an engine, without a sample in between; a sample that ends engines is found sooner
-)
+MAX_LOST_IN_A_ROW = 10  # processes of an engine, without a sample; one that ends engines is found sooner
 
 
 class Generation:

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from zigzag_requests import PROMPTS, generate, make_batch, make_requests
 
 from rlsys.config.schema import Config
@@ -139,18 +138,6 @@ def test_an_engine_of_several_processes_ends_completions_at_the_same_place(
     )
     [answer] = [line for line in done.stdout.splitlines() if line.startswith("completions ")] or [done.stderr[-2000:]]
     assert json.loads(answer.removeprefix("completions ")) == [[tokens, "stop"] for tokens in wanted]
-
-
-@pytest.fixture(scope="module")
-def byte_tokenizer() -> Any:
-    """A byte-level tokenizer whose tokens end in the middle of words and of characters."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"])
-    trainer.initial_alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(["<answer>7 €</answer>\n\nNext question: 老 虎"] * 20, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
 @pytest.mark.parametrize("stop", ["</answer>", "€", "question", "r>\n", "老", "<end>", "absent"])

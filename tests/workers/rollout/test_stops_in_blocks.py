@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core_scheduler import Core, logprob, make_request, make_scheduler, plain, token
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreRequest
@@ -94,18 +94,6 @@ async def main():
 if __name__ == "__main__":
     asyncio.run(main())
 """
-
-
-@pytest.fixture(scope="module")
-def byte_tokenizer() -> Any:
-    """Its tokens end in the middle of words and of characters."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<end>"])
-    trainer.initial_alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(["<answer>7 €</answer>\n\nNext question: so one 老 虎"] * 20, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
 @pytest.fixture(scope="module")
