@@ -19,8 +19,9 @@ from launch.ray_session.leftovers import remove_leftovers
 from launch.ray_session.session import RaySession
 from rlsys.checks.model import check_model_fits
 from rlsys.config.derived import has_reference_worker, runs_eagerly
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
 from rlsys.episodes.settings import plays
+from rlsys.errors import ConfigError
 from rlsys.interfaces import Rewards, Rollout
 from rlsys.models.config_json import ModelLimits, limits_from_config
 from rlsys.runs.progress import Note

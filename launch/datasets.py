@@ -8,12 +8,13 @@ from typing import Any
 
 from rlsys import data
 from rlsys.config.derived import max_new_tokens
-from rlsys.config.schema import Config, ConfigError, DataSource, HeldOutSource
+from rlsys.config.schema import Config, DataSource, HeldOutSource
 from rlsys.data import Dataset, DatasetPreparer, Origin, PromptFormat, PromptRows, SelectionRules, StoredDataset
 from rlsys.data.render import read_template
 from rlsys.episodes.settings import play_of, plays
 from rlsys.episodes.template import ConversationTemplate
 from rlsys.episodes.turn_end import describe_turn_end
+from rlsys.errors import ConfigError
 from rlsys.evaluation.held_out import HeldOutSet
 from rlsys.models.config_json import ModelLimits
 from rlsys.runs.progress import Note

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launch.bundles import Bundle, describe_total, format_count, make_bundles
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlsys.runs.progress import Note

@@ -14,11 +14,11 @@ from launch import datasets
 from launch.printing import make_table, print_line
 from rlsys.checks.notes import find_notes
 from rlsys.checks.unused import find_unused_options
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
 from rlsys.episodes.settings import plays
+from rlsys.errors import ConfigError, StepAbandoned
 from rlsys.runs.checkpoint import Checkpoints, SavedCheckpoint
 from rlsys.runs.directory import RunDirectory, read_lines, read_samples
-from rlsys.runs.errors import StepAbandoned
 from rlsys.runs.progress import Progress, format_scores
 from rlsys.runs.run_log import RunLog
 from rlsys.runs.stopping import StopSignal

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from rlsys.config.schema import Config
-from rlsys.runs.errors import NothingToLearn, TooManyRewardFailures
+from rlsys.errors import NothingToLearn, TooManyRewardFailures
 from rlsys.types import Batch
 
 

@@ -12,8 +12,9 @@ from functools import partial
 
 from rlsys.algorithms import kl
 from rlsys.algorithms.credit import CreditAssignment
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
 from rlsys.data import Dataset
+from rlsys.errors import ConfigError, Disagreement, NothingToLearn, StepAbandoned, TooManyRewardFailures
 from rlsys.evaluation.evaluator import Evaluator
 from rlsys.evaluation.held_out import HeldOutSet
 from rlsys.interfaces import Critic, Learner, Policy, Reference, Rewards, Rollout
@@ -25,7 +26,6 @@ from rlsys.pipeline import Pipeline, SyncSchedule
 from rlsys.runs.best_step import BestStep
 from rlsys.runs.checkpoint import SavedCheckpoint
 from rlsys.runs.checkpointing import Checkpointing
-from rlsys.runs.errors import NothingToLearn, StepAbandoned, TooManyRewardFailures
 from rlsys.runs.run_log import RunLog
 from rlsys.runs.state import RunState
 from rlsys.runs.stopping import StopSignal
@@ -272,7 +272,7 @@ def require_agreement(config: Config, step: int, metrics: Metrics) -> None:
     """Stops a run whose samples are no longer the policy's own."""
     gap, limit = metrics.get("mismatch/mean_abs", 0.0), agreement.step_mismatch_limit(config)
     if not gap <= limit:  # also where gap is NaN
-        raise agreement.Disagreement(
+        raise Disagreement(
             f"step {step}: rollout and old log-probs differ by {gap:.2g} on average, more than trainer.max_mismatch ({limit:g}). "
             "The last checkpoint is from before. `rlsys doctor CONFIG` finds out why; a larger trainer.max_mismatch goes on all the same."
         )

@@ -7,9 +7,8 @@ import click
 
 from launch.printing import plain_console, print_line
 from launch.supervise import EXIT_LOST
-from rlsys.config.schema import ConfigError
 from rlsys.config.secrets import redact
-from rlsys.runs.errors import WorkerLost, describe_disk_error
+from rlsys.errors import ConfigError, WorkerLost, describe_disk_error
 
 errors = plain_console(stderr=True)
 

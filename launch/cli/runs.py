@@ -20,8 +20,8 @@ def train(config: str, overrides: tuple[str, ...]) -> int:
     """Runs CONFIG, or resumes its run from the newest checkpoint."""
     from launch.supervise import run_with_restarts
     from rlsys.checks import load_checked
+    from rlsys.errors import WorkerLost
     from rlsys.runs.checkpoint import Checkpoints
-    from rlsys.runs.errors import WorkerLost
 
     loaded = load_checked(config, overrides)
     command = shlex.join(["rlsys", "train", config, *overrides])

@@ -7,7 +7,8 @@ from typing import Any
 from launch.fitting.fit import Fit, check_fit
 from launch.fitting.formatting import format_gib
 from launch.fitting.nodes import make_node
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.estimates.memory import SequenceLengths
 from rlsys.models.config_json import parse_config
 from rlsys.models.lookup import model_shape

@@ -9,7 +9,8 @@ from launch.bundles import Bundle, describe_total, make_bundles
 from launch.fitting.formatting import format_gib
 from launch.fitting.layout import ClusterLayout, UnplacedBundle, lay_out
 from launch.placement import choose_transport
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.estimates.cache import sequence_bytes
 from rlsys.estimates.devices import GIB, Gpu, NodeSpec
 from rlsys.estimates.disk import DiskSpace, disk_space

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.estimates.devices import NodeSpec, matching_gpus
 
 KIND = "accelerator_type:"  # prefix of the resource that names the GPUs of a node

@@ -20,9 +20,10 @@ from typing import Any
 from rlsys.checks import check
 from rlsys.config import loading
 from rlsys.config.plugins import is_importable
-from rlsys.config.schema import Config, ConfigError, DataSource, RewardFunction
+from rlsys.config.schema import Config, DataSource, RewardFunction
 from rlsys.config.secrets import referenced_variables
 from rlsys.episodes.environments import is_environment
+from rlsys.errors import ConfigError
 
 MAX_BYTES = 200 << 20  # Ray keeps all of it in the memory of the head node
 SKIPPED_FOLDERS = ("runs", "__pycache__", "node_modules")  # besides names that begin with a dot: .git, .venv, .env

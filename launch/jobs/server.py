@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from launch.ray_session.token import explain_token_refusal, use_token_if_available
-from rlsys.config.schema import ConfigError
 from rlsys.config.secrets import redact
+from rlsys.errors import ConfigError
 
 ANSWER_TIMEOUT_S = 60.0  # of one answer; connecting gets a sixth of it
 LOST_S = 120.0  # without any answer, before a job is no longer followed

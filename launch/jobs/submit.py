@@ -15,8 +15,8 @@ from launch.jobs.job_package import JobPackage, build_package, format_size
 from launch.jobs.server import JobServer, JobServerLost
 from launch.printing import print_line
 from rlsys import __version__
-from rlsys.config.schema import ConfigError
 from rlsys.config.secrets import is_secret_variable, redact
+from rlsys.errors import ConfigError
 
 STOP_MARGIN_S = 20  # beyond the time that a run takes to stop; then Ray kills it
 COMMAND_NOT_FOUND = 127  # exit code of a shell

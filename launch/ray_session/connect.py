@@ -10,7 +10,8 @@ from launch.ray_session import patches
 from launch.ray_session.private import private_ray
 from launch.ray_session.session import RaySession
 from launch.ray_session.token import explain_token_refusal, requires_token, use_token_if_available
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 
 
 class NoCluster(ConfigError):

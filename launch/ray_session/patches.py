@@ -5,7 +5,7 @@ import functools
 import signal
 from collections.abc import Iterator
 
-from rlsys.runs.errors import WorkerLost
+from rlsys.errors import WorkerLost
 from workers.supervision import worker_command
 
 

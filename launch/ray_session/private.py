@@ -26,7 +26,8 @@ from launch.ray_session.leftovers import (
 )
 from launch.ray_session.session import RaySession
 from rlsys.config.cache import cache_dir
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
 from workers.supervision.ports import port_is_taken
 from workers.supervision.worker_forkserver import start_forkservers

@@ -21,9 +21,8 @@ from launch.report.sample_pieces import (
     sample_numbers,
 )
 from launch.report.token_texts import load_token_texts
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError, describe_disk_error
 from rlsys.runs.disk import write_atomically
-from rlsys.runs.errors import describe_disk_error
 
 
 @dataclass(frozen=True)

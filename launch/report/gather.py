@@ -16,8 +16,9 @@ from rlsys.analysis.run_events import RunEvent, last_ending, parse_events
 from rlsys.config import loading
 from rlsys.config.methods import GROUP_RELATIVE
 from rlsys.config.option_comments import option_comments
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
 from rlsys.config.secrets import closed_environment, redact, redact_nested
+from rlsys.errors import ConfigError
 from rlsys.estimates import batch_math
 from rlsys.runs.directory import read_lines
 

@@ -39,7 +39,7 @@ from launch.report.sample_pieces import (
     sample_tokens,
 )
 from launch.report.token_texts import load_token_texts
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.runs.directory import FILES_BEFORE_CONFIG
 
 PIECE = re.compile(r"(texts|tokens)-((?:step|eval)-\d+)")

@@ -19,7 +19,8 @@ from rich.console import Console
 from launch import datasets
 from launch.bundles import format_count
 from launch.printing import make_table, number_column, print_line, text_column
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.packs import minibatches
 from rlsys.packs.packing import pack, unpack
 from rlsys.runs.progress import Progress

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from launch.printing import last_characters, make_table, print_line
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.evaluation.significance import bootstrap_interval, mcnemar_test, sign_flip_test
 from rlsys.runs.samples import SavedSample, read_saved_samples
 from rlsys.text import escape_control_chars

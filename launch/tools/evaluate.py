@@ -15,8 +15,9 @@ from launch.tools.show_samples import print_samples
 from launch.tools.targets import find_run, model_directory, write_merged
 from rlsys import checks
 from rlsys.config import loading
-from rlsys.config.schema import Config, ConfigError, HeldOutSource
+from rlsys.config.schema import Config, HeldOutSource
 from rlsys.config.shorthand import parse_entries
+from rlsys.errors import ConfigError
 from rlsys.evaluation.held_out import Evaluation, SourceScore
 from rlsys.evaluation.held_out import evaluate as evaluate_sets
 from rlsys.models.adapters import is_adapter_directory

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from launch.tools.targets import model_directory, write_merged
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.models.adapters import is_adapter_directory
 
 

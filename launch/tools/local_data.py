@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from launch import datasets
 from launch.datasets import named_sources
-from rlsys.config.schema import Config, ConfigError, DataSource
+from rlsys.config.schema import Config, DataSource
 from rlsys.data import DatasetPreparer, describe_missing_bos, select_rows
 from rlsys.data.bos import check_first_prompt
 from rlsys.data.origin import locate_data
@@ -20,6 +20,7 @@ from rlsys.data.readers import read_rows
 from rlsys.data.readers.rows import DataRow
 from rlsys.data.render import PromptRenderer, UnusableRow
 from rlsys.episodes.settings import plays
+from rlsys.errors import ConfigError
 from rlsys.models.lookup import find_config_file, limits_of_model
 from rlsys.tasks.builtin import TINY_MODELS
 from workers.rollout.stopping import read_end_ids

@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.interfaces import Rollout
 from rlsys.seeds import derive_seed
 from rlsys.types import Prompt, Request, Sample

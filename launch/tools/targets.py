@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from rlsys.config import loading
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.models.adapters import BASE, is_adapter_directory
 from rlsys.runs import checkpoint
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from launch.printing import print_line
 from rlsys.config import loading
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.runs.directory import RunDirectory, read_lines
 from rlsys.tracking.builtin import missing_libraries, tracker_problems
 from rlsys.tracking.tracking import Tracking

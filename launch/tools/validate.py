@@ -10,9 +10,10 @@ from rlsys.checks.notes import find_notes
 from rlsys.checks.unused import find_unused_options
 from rlsys.config.loading import defaults, gpu_defaults, load_config
 from rlsys.config.option_comments import option_comments
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
 from rlsys.config.shorthand import ENTRY_TYPES
 from rlsys.config.threads import AUTO_OPTIONS
+from rlsys.errors import ConfigError
 from rlsys.estimates.batch_math import batch_rows, dataset_rows, method_rows, process_rows
 from rlsys.models.lookup import known_model_shape
 from rlsys.tracking.builtin import missing_libraries

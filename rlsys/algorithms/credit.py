@@ -19,7 +19,8 @@ from rlsys.config.derived import controlled_share, kl_estimator
 from rlsys.config.methods import ADVANTAGES
 from rlsys.config.options import reject_unused_options, require_shape, select_options
 from rlsys.config.plugins import load_function, short_name
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.seeds import derive_seed
 from rlsys.types import Batch, Columns, Floats
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.runs.directory import read_lines, write_user_file
 
 SYNC = ("sync", "send", "take")  # what the driver, the ranks and the engines do while weights travel

@@ -35,7 +35,8 @@ from rlsys.checks.training import (
 )
 from rlsys.checks.values import check_values
 from rlsys.config.loading import load_config
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.models.shapes import ModelShape
 from rlsys.tracking.builtin import tracker_problems
 

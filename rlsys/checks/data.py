@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlsys.config.schema import MIN_TEMPERATURE, Config, ConfigError, DataSource
+from rlsys.config.schema import MIN_TEMPERATURE, Config, DataSource
 from rlsys.data.origin import Origin, locate_data
+from rlsys.errors import ConfigError
 
 RESERVED_NAMES = (  # of chat templates and of the method that applies them
     *("messages", "conversation", "prompt", "system", "row", "add_generation_prompt", "continue_final_message"),

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 
 from rlsys.config.plugins import user_function_problems
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
 from rlsys.config.shorthand import GYM
 from rlsys.episodes.environments import ENVIRONMENTS, check_environment, is_environment
 from rlsys.episodes.player import PLAYS
 from rlsys.episodes.settings import TOOL_PLAY, plays
 from rlsys.episodes.tools import tool_problems
+from rlsys.errors import ConfigError
 
 
 def check_episode(c: Config) -> Iterator[str]:

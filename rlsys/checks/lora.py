@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
-from rlsys.config.schema import Config, ConfigError, LoraConfig
+from rlsys.config.schema import Config, LoraConfig
+from rlsys.errors import ConfigError
 from rlsys.models.adapters import read_adapter_config
 from rlsys.models.shapes import ModelShape
 

@@ -20,11 +20,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from rlsys.config.references import escape_references, keep_references, restore_references
-from rlsys.config.schema import Config, ConfigError, DataSource, EpisodeConfig
+from rlsys.config.schema import Config, DataSource, EpisodeConfig
 from rlsys.config.secrets import find_secrets, redact, resolve_env
 from rlsys.config.shorthand import ENTRY_TYPES, parse_entries, shorten_entries, update_entries
 from rlsys.config.suggest import option_names, suggest_option
 from rlsys.config.threads import resolve_auto, take_auto
+from rlsys.errors import ConfigError
 
 ESCAPE_HINT = " A text that has ${ in it is written with \\${."
 TYPE_NAMES = {

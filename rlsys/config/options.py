@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 
 def select_options(function: Callable[..., Any], section: Any, **more: Any) -> dict[str, Any]:

@@ -16,14 +16,6 @@ TRANSPORTS = ("auto", "shared_memory", "object_store", "nccl", "cuda_ipc")
 MIN_TEMPERATURE = 0.01  # vLLM samples at this temperature in place of a lower one above 0
 
 
-class ConfigError(ValueError):
-    """Something in the configuration, or in what it points to, that the user can fix. Each problem is one sentence."""
-
-    def __init__(self, problems: list[str] | str):
-        self.problems = [problems] if isinstance(problems, str) else problems
-        super().__init__("\n".join(self.problems))
-
-
 @dataclass(frozen=True)
 class RunConfig:
     dir: str = ""  # the run directory; empty: runs/<name of the YAML file>

@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 MIN_SECRET_CHARS = 6  # a shorter value would be redacted within ordinary words
 SECRET_NAME = re.compile(

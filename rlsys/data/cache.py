@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rlsys.config.cache import cache_dir
-from rlsys.config.schema import ConfigError
 from rlsys.data.store import StoredDataset, open_stored
+from rlsys.errors import ConfigError
 
 Note = Callable[[str], None]  # shows a line to the user
 MAX_HASHED_BYTES = 16 << 20  # a larger file is identified by path, size and time of change

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlsys.config.schema import ConfigError
 from rlsys.config.shorthand import GYM, VERIFIERS
+from rlsys.errors import ConfigError
 from rlsys.tasks import gym, taskset
 from rlsys.tasks.builtin import ROWS
 

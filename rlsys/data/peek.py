@@ -2,11 +2,11 @@
 
 from itertools import islice
 
-from rlsys.config.schema import ConfigError
 from rlsys.data.origin import Origin, locate_data
 from rlsys.data.readers import read_rows
 from rlsys.data.readers.rows import DataRow
 from rlsys.data.render import PromptFormat, UnusableRow, compile_template, find_prompt, require_no_answer
+from rlsys.errors import ConfigError
 
 MAX_ROWS = 100  # that are looked at, where bad ones may be skipped
 

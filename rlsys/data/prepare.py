@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.data import cache
 from rlsys.data.cache import Note
 from rlsys.data.origin import DataLocation, Origin, locate_data
@@ -31,6 +30,7 @@ from rlsys.data.render import (
 )
 from rlsys.data.store import RowWriter, StoredDataset
 from rlsys.data.tokens import tokenize_prompts
+from rlsys.errors import ConfigError
 from rlsys.text import replace_surrogates
 
 VERSION = 5  # of the stored form; data stored in another version is prepared again

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlsys.config.schema import ConfigError
 from rlsys.data.origin import Origin
 from rlsys.data.store import PromptRows, StoredDataset, count_occurrences
+from rlsys.errors import ConfigError
 
 MAX_PROBLEMS = 10  # of a data set that are listed one by one
 MAX_NOTED_ROWS = 3  # bad rows that are noted one by one

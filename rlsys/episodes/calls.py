@@ -7,8 +7,8 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import ToolCall
+from rlsys.errors import ConfigError
 
 Schema = dict[str, Any]
 UNREADABLE = "The tool call cannot be read. Write it exactly as described, with complete arguments in valid JSON."

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Collection
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import Message
 from rlsys.episodes.template import (
     MARK,
@@ -17,6 +16,7 @@ from rlsys.episodes.template import (
     call_forms,
 )
 from rlsys.episodes.turn_end import describe_turn_end
+from rlsys.errors import ConfigError
 
 KEEPS = "An episode keeps them as they were sampled."
 PROBE_TOOL = {"name": PROBE, "description": "a", "parameters": {"type": "object", "properties": {}}}

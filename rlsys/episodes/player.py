@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlsys.config.plugins import load_function, short_name
-from rlsys.config.schema import ConfigError
 from rlsys.config.secrets import referenced_variables, resolve_env
 from rlsys.episodes import tool_play
 from rlsys.episodes.ask import Reply
@@ -16,6 +15,7 @@ from rlsys.episodes.environments import environment_name, is_environment, load_e
 from rlsys.episodes.settings import TOOL_PLAY, EpisodeSettings
 from rlsys.episodes.tools import Toolbox
 from rlsys.episodes.tools.toolbox import close_all
+from rlsys.errors import ConfigError
 from rlsys.rewards.weighted_reward import exception_verdict, invalid_verdict, read_verdict, show
 from rlsys.tasks import guess
 from rlsys.types import Verdict

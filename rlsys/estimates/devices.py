@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 GIB = 1 << 30
 GPUS_PER_NODE = 8

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.figures import episode_figures
+from rlsys.errors import ConfigError
 from rlsys.evaluation.passk import maj_at_k, pass_at_k
 from rlsys.evaluation.significance import bootstrap_interval
 from rlsys.sampling.collector import Collector

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.models.latent import parse_latent
 from rlsys.models.layer_kinds import dense_layers, is_attention, layer_kinds, window_of_model
 from rlsys.models.mixers import MIXERS

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlsys.config.cache import hub_cache
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.models.config_json import ModelLimits, limits_from_config, parse_config
 from rlsys.models.flops import FlopCounter
 from rlsys.models.known_shapes import look_up_shape

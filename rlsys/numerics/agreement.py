@@ -10,7 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from rlsys.config.derived import scores_old, updates_of_step
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.interfaces import Rollout, Scorer
 from rlsys.packs.packing import pack, unpack
 from rlsys.seeds import derive_seed
@@ -23,10 +24,6 @@ MAX_COMPLETION_TOKENS = 256  # the start does not wait for a whole rollout
 # 1e-5, and every real cause by far more than 1e-3. Two bfloat16 passes with different kernels have differed by 0.04.
 LIMIT_BY_DTYPE = {"float32": 1e-3, "bfloat16": 0.1}
 LAGGED_LIMIT = 0.5  # samples from older weights differ by what was learned since; a larger gap has another cause
-
-
-class Disagreement(RuntimeError):
-    """The engines and the policy compute different log-probs: the run would learn from another policy's samples."""
 
 
 @dataclass(frozen=True)

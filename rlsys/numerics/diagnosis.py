@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlsys.config.schema import Config
+from rlsys.errors import Disagreement, WorkerFailed
 from rlsys.interfaces import Diagnosable, ModelFacts
-from rlsys.numerics.agreement import Agreement, Disagreement
+from rlsys.numerics.agreement import Agreement
 from rlsys.numerics.hypotheses import CAUSES, Hypothesis, HypothesisTester
-from rlsys.runs.errors import WorkerFailed
 from rlsys.types import Batch, Sample
 
 MAX_UNEXPLAINED_SHARE = 1 / 3  # of the gap may remain under the hypothesis that explains it

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.packs import exact
 
 ALL_LINEAR = "all-linear"  # every linear layer but the output layer, as in PEFT

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.packs.decoder import own_attention
 from rlsys.packs.mixers import as_tuple, first_hidden_states
 from rlsys.packs.packing import pack

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.packs.heads import sequence_parallel_problem
 
 Attention = Callable[..., tuple[Tensor, None]]

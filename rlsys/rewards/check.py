@@ -9,8 +9,9 @@ from typing import Any
 
 from rlsys.config.options import keyword_options
 from rlsys.config.plugins import short_name, user_function_problems
-from rlsys.config.schema import ConfigError, RewardFunction
+from rlsys.config.schema import RewardFunction
 from rlsys.config.secrets import redact, referenced_variables, resolve_env
+from rlsys.errors import ConfigError
 from rlsys.rewards.functions import CHECKS, REWARDS
 
 

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 if TYPE_CHECKING:
     import httpx

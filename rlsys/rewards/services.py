@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlsys.config.options import keyword_options
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.rewards.endpoint import Endpoint, open_client, read_token, shown_url
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 
 def length(completion: str, tokens: int, *, at_most: int, zero_at: int = 0, by: str = "tokens") -> float:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 BLOCK = re.compile(r"```json\s*\n?(.*?)```", re.DOTALL | re.IGNORECASE)
 

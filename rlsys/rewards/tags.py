@@ -2,7 +2,7 @@
 
 import re
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 
 def format(completion: str, *, think: str = "think", answer: str = "answer", opened: bool = False) -> float:

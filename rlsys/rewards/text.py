@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.rewards.answer_score import AnswerScore
 
 MAX_VOTE_CHARS = 1000  # of an answer that majority votes count

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.config.secrets import redact
+from rlsys.errors import ConfigError
 from rlsys.rewards.answer_score import AnswerScore
 from rlsys.rewards.functions import REWARDS
 from rlsys.types import Verdict

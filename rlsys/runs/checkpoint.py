@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.runs.batch_files import read_batch, write_batch
 from rlsys.runs.disk import NOT_THERE, read_patiently, sync_folder, write_atomically
 from rlsys.runs.state import RunState

@@ -23,9 +23,10 @@ import numpy as np
 
 from rlsys.config import loading
 from rlsys.config.derived import last_schedule_step
-from rlsys.config.schema import Config, ConfigError, DataSource
+from rlsys.config.schema import Config, DataSource
 from rlsys.config.secrets import redact_nested
 from rlsys.data import Dataset
+from rlsys.errors import ConfigError
 from rlsys.runs import inputs, timeline
 from rlsys.runs.disk import sync_file, sync_folder, write_atomically, write_synced
 from rlsys.runs.run_lock import lock_run

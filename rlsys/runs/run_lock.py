@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 from typing import IO
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 
 def lock_run(folder: Path) -> IO[str]:

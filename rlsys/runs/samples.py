@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.runs.timeline import recorded
 from rlsys.text import replace_surrogates
 from rlsys.types import Batch, Columns, Episode, Floats, Observation, Prompt, Sample, Verdict

@@ -2,7 +2,7 @@
 
 import time
 
-from rlsys.runs.errors import StepAbandoned, WorkerLost
+from rlsys.errors import StepAbandoned, WorkerLost
 
 
 class StopSignal:

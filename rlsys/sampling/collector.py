@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from rlsys.config.schema import RewardConfig
+from rlsys.errors import TooManyRewardFailures
 from rlsys.interfaces import Rewards, Rollout
-from rlsys.runs.errors import TooManyRewardFailures
 from rlsys.sampling.length_forecast import LengthForecast
 from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.types import Batch, Prompt, Request, Sample, Verdict

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlsys.runs.errors import NothingToLearn
+from rlsys.errors import NothingToLearn
 from rlsys.types import Batch
 
 OVERASK = 1.25  # times the expected number of prompts: another round would cost more

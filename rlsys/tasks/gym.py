@@ -12,8 +12,8 @@ import functools
 import json
 from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.config.shorthand import GYM
+from rlsys.errors import ConfigError
 
 FIELD = "reasoning_gym"  # of a row: [task, options as JSON, number]
 DEFAULTS = {"size": 2000, "seed": 0}

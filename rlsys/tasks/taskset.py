@@ -13,8 +13,8 @@ import json
 from itertools import islice
 from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.config.shorthand import VERIFIERS
+from rlsys.errors import ConfigError
 
 FIELD = "verifiers"  # of a row: [taskset, its configuration as JSON, the task as JSON]
 SIZE = 1000

@@ -7,8 +7,9 @@ from typing import Any
 
 from rlsys.config.options import keyword_options
 from rlsys.config.plugins import user_function_problems
-from rlsys.config.schema import ConfigError, TrackingConfig
+from rlsys.config.schema import TrackingConfig
 from rlsys.config.secrets import resolve_env
+from rlsys.errors import ConfigError
 from rlsys.tracking.mlflow import MLflow
 from rlsys.tracking.tensorboard import TensorBoard
 from rlsys.tracking.wandb import Wandb

@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.config.secrets import redact
+from rlsys.errors import ConfigError
 from rlsys.tracking.sent_steps import SentSteps
 from rlsys.tracking.tracker import RunInfo, Tracker
 

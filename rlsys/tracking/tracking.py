@@ -10,9 +10,9 @@ from typing import Any
 
 from rlsys.config.loading import flatten
 from rlsys.config.plugins import load_function
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
 from rlsys.config.secrets import redact_nested, resolve_env
-from rlsys.runs.errors import StepAbandoned, WorkerLost
+from rlsys.errors import ConfigError, StepAbandoned, WorkerLost
 from rlsys.tracking.builtin import TRACKERS
 from rlsys.tracking.follower import Follower, LineReader
 from rlsys.tracking.sent_steps import SentSteps

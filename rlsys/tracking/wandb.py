@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.tracking.tracker import RunInfo, Tracker
 from rlsys.types import Metrics
 

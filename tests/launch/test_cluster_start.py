@@ -19,10 +19,10 @@ from launch.cluster import (
     running_cluster,
 )
 from rlsys.config.methods import AlgorithmConfig, ReferenceConfig
-from rlsys.config.schema import Config, ConfigError, RunConfig
+from rlsys.config.schema import Config, RunConfig
+from rlsys.errors import ConfigError, WorkerLost
 from rlsys.models.config_json import ModelLimits
 from rlsys.runs.directory import RunDirectory
-from rlsys.runs.errors import WorkerLost
 from rlsys.tasks import two_modes, zigzag
 from workers.supervision.process_registry import ProcessInfo
 from workers.supervision.watchdog import Watchdog

@@ -8,7 +8,8 @@ import pytest
 
 from launch import datasets
 from rlsys.checks import load_checked
-from rlsys.config.schema import Config, ConfigError, EpisodeConfig, EvalConfig, HeldOutSource
+from rlsys.config.schema import Config, EpisodeConfig, EvalConfig, HeldOutSource
+from rlsys.errors import ConfigError
 from rlsys.models.config_json import ModelLimits
 from rlsys.sampling.sampling_plan import SamplingPlan
 from rlsys.tasks import zigzag

@@ -17,7 +17,8 @@ from rlsys.checks import load_checked
 from rlsys.config import loading
 from rlsys.config.loading import flatten
 from rlsys.config.plugins import load_function
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 
 ALL = [(where, text) for page in PAGES for where, text in commands(page)]
 OURS = [(where, words(text[text.index("rlsys ") :])) for where, text in ALL if "rlsys " in text]

@@ -7,7 +7,7 @@ from command_line import problems
 from launch import train
 from launch.cli import commands
 from launch.cli.exit_codes import exit_code
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 
 def raising(error: BaseException):

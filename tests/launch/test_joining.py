@@ -16,7 +16,7 @@ from ray.core.generated.gcs_service_pb2 import GetClusterIdReply
 
 from launch.ray_session.connect import ray_session
 from rlsys.config.loading import load_config
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny_cpu.yaml"
 TOKEN = "0" * 64

@@ -9,7 +9,8 @@ import pytest
 from launch import placement
 from launch.placement import NodeResources, describe_nodes, first_unplaceable, make_bundles, reserve_gpus
 from rlsys.config.loading import load_config
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny_cpu.yaml"
 

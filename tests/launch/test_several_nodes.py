@@ -11,7 +11,8 @@ from launch.cluster import RunningCluster, copy_model_into_run
 from launch.placement import choose_transport
 from launch.train import refuse_job_folder
 from rlsys.config.loading import load_config
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 
 CONFIG = Path(__file__).parents[2] / "configs" / "tiny_cpu.yaml"
 

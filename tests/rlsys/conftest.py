@@ -3,7 +3,8 @@ import torch
 from hypothesis import settings
 
 from rlsys.checks import load_checked
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 
 torch.set_num_threads(1)
 settings.register_profile("rlsys", deadline=None, max_examples=40, derandomize=True, database=None)

@@ -11,11 +11,11 @@ import pyarrow.parquet
 import pytest
 
 from rlsys import data
-from rlsys.config.schema import ConfigError
 from rlsys.data import DatasetPreparer, Origin, PromptFormat, PromptRows, SelectionRules
 from rlsys.data.origin import locate_data
 from rlsys.data.readers import read_rows
 from rlsys.data.readers.rows import BadRow, DataRow
+from rlsys.errors import ConfigError
 
 
 def lines(folder: Path, *rows: Any, name: str = "sums.jsonl") -> str:

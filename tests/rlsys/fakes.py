@@ -17,8 +17,8 @@ import numpy as np
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config, RewardFunction
 from rlsys.data import Dataset
+from rlsys.errors import WorkerFailed
 from rlsys.rewards import Judge
-from rlsys.runs.errors import WorkerFailed
 from rlsys.tasks import zigzag
 from rlsys.types import Batch, Floats, Metrics, Pack, Prompt, Request, Sample, Verdict, join_partial
 

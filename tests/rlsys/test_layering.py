@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # Every room, lowest first: a room imports only from rooms above it in this list. Files at the door of a package are rooms of their own.
 ROOMS = {
     "rlsys": [
-        *("types", "text", "seeds", "interfaces", "config", "tasks", "sandbox", "rewards"),
+        *("errors", "types", "text", "seeds", "interfaces", "config", "tasks", "sandbox", "rewards"),
         *("data", "episodes", "runs", "tracking"),
         *("algorithms", "packs", "models", "sampling", "pipeline", "evaluation", "numerics", "updates"),
         *("metrics", "trainer"),
@@ -27,7 +27,7 @@ ROOMS = {
         *("train", "jobs", "report", "tools", "cli", "__main__"),
     ],
 }
-EVERYWHERE = {"types", "text", "seeds", "config"}  # the pages do not repeat them in every row
+EVERYWHERE = {"errors", "types", "text", "seeds", "config"}  # the pages do not repeat them in every row
 # Tools look at runs, or reckon before them. Training works without any of them.
 TOOLS = (
     "rlsys.estimates",

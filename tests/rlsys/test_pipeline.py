@@ -7,8 +7,8 @@ import pytest
 from fakes import FakeRewards, FakeRollout, make_batch, make_dataset, make_prompt
 
 from rlsys.config.schema import RewardConfig
+from rlsys.errors import NothingToLearn, StepAbandoned, TooManyRewardFailures, WorkerLost
 from rlsys.pipeline import Pipeline, SyncSchedule
-from rlsys.runs.errors import NothingToLearn, StepAbandoned, TooManyRewardFailures, WorkerLost
 from rlsys.runs.samples import read_saved_samples, write_samples
 from rlsys.sampling.collector import Collector
 from rlsys.sampling.sampling_plan import SamplingPlan

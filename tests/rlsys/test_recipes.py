@@ -7,7 +7,8 @@ from rlsys.checks import load_checked
 from rlsys.checks.notes import find_notes
 from rlsys.config.derived import correction_method
 from rlsys.config.loading import load_config
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.models.known_shapes import BUILTIN_MODELS
 
 ROOT = Path(__file__).parents[2]

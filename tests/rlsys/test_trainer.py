@@ -7,12 +7,11 @@ from fakes import (
 )
 from machines import DYNAMIC, REQUIRED, Machines, killed_while, learned
 
+from rlsys.errors import Disagreement, NothingToLearn, TooManyRewardFailures
 from rlsys.models.lookup import pairs_per_token
-from rlsys.numerics.agreement import Disagreement
 from rlsys.packs import packing
 from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN, assign_to_ranks
 from rlsys.runs.directory import read_lines
-from rlsys.runs.errors import NothingToLearn, TooManyRewardFailures
 from rlsys.types import Verdict
 
 # --- the story -------------------------------------------------------------------------------------------------------------

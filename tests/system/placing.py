@@ -15,7 +15,7 @@ from killing import CONFIG
 from launch.cluster import Actors
 from launch.placement import reserve_gpus
 from rlsys.config.loading import load_config
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from workers.rollout.engine_settings import engine_environment
 from workers.supervision.gpu_environment import rank_environment
 

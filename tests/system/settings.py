@@ -26,7 +26,7 @@ from records import current, measuring
 from launch.cli import commands
 from rlsys.checks import load_checked
 from rlsys.config.methods import ADVANTAGES, CORRECTIONS, KL_ESTIMATORS, LOSSES, NORMALIZERS
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 YES_NO = (False, True)
 DTYPES = ("float32", "bfloat16")

@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 
 def allow_compiling(option: str, alternative: str) -> None:

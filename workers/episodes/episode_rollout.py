@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlsys.episodes.asking import Turn
-from rlsys.runs.errors import WorkerFailed
+from rlsys.errors import WorkerFailed
 from rlsys.seeds import derive_seed
 from rlsys.types import NO_TOKENS, Request, Sample, join_turns
 from workers.episodes.messages import Answer, Asked, Ended, Event, Start, batching_s

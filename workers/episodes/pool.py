@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from rlsys.config.schema import Config
-from rlsys.runs.errors import WorkerLost
+from rlsys.errors import WorkerLost
 from workers.episodes.messages import Answer, Command, Drop, Ended, Event, Start
 from workers.supervision.replaceable_workers import ReplaceableWorkers
 from workers.supervision.watchdog import StallTimer, Watchdog, explain_failure

@@ -32,7 +32,6 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.data.render import read_template
 from rlsys.episodes.ask import EpisodeOver
 from rlsys.episodes.asking import EpisodeAsk, Limits, Turn
@@ -41,6 +40,7 @@ from rlsys.episodes.formats import known_tool_parsers, suggest_tool_parser
 from rlsys.episodes.player import Equipment, Player
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.episodes.tools import Toolbox
+from rlsys.errors import ConfigError
 from rlsys.rewards.weighted_reward import exception_verdict
 from rlsys.types import Verdict
 from workers.episodes.step_threads import EPISODE, StepThreads

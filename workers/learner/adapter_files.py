@@ -9,7 +9,8 @@ import torch
 import xxhash
 from torch import Tensor
 
-from rlsys.config.schema import Config, ConfigError, LoraConfig
+from rlsys.config.schema import Config, LoraConfig
+from rlsys.errors import ConfigError
 from rlsys.models.adapters import BASE, CONFIG, WEIGHTS, is_adapter_directory, read_adapter_config
 from rlsys.packs.lora import ALL_LINEAR, adapted_layers, is_adapter
 from workers.learner.partitioning import gathered

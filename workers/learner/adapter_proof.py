@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.packs.lora import LoraLinear, adapted_layers
 from rlsys.packs.proof import proof_packs
 from workers.learner.proof import ForwardAll

@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from rlsys.config.schema import Config, ConfigError, PolicyConfig
+from rlsys.config.schema import Config, PolicyConfig
+from rlsys.errors import ConfigError
 from rlsys.models.lookup import find_config_file
 from rlsys.models.weight_files import find_weight_file, weight_file_problems
 from workers.cpu import compiling

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.packs.lora import adapted_layers, merge
 from workers.learner.partitioning import gathered
 

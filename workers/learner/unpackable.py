@@ -4,7 +4,7 @@ import contextlib
 import traceback
 from collections.abc import Iterator
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 # What layers raise that are not made for packs.
 LAYER_ERRORS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)

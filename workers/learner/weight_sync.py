@@ -6,8 +6,7 @@ The docstring of workers/sync numbers all steps of the exchange.
 from dataclasses import replace
 from typing import Any
 
-from rlsys.config.schema import ConfigError
-from rlsys.runs.errors import WorkerFailed
+from rlsys.errors import ConfigError, WorkerFailed
 from workers.learner.ranks import LearnerGroup
 from workers.rollout.rollout_group import RolloutGroup, WeightUpdate
 from workers.supervision.watchdog import failure_severity

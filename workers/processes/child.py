@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 PR_SET_PDEATHSIG = 1
 MAX_OUTPUT = 64 << 20  # bytes that the process may print

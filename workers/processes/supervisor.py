@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from typing import Any, ClassVar, Literal, Protocol
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from workers.processes.handle import ProcessHandle
 from workers.processes.poller import Poller
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsys.config.schema import Config
+from rlsys.errors import WorkerLost
 from rlsys.rewards.judge import combine_verdicts, reward_inputs
 from rlsys.rewards.settings import RewardSettings, reward_services, worker_name
-from rlsys.runs.errors import WorkerLost
 from rlsys.runs.timeline import recorded
 from rlsys.types import Prompt, Sample, Verdict
 from workers.reward.dispatch import ASYNC_LISTS, Dispatcher, PendingVerdicts, Submit, dispatch_limits

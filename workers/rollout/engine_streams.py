@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from rlsys.runs.errors import WorkerFailed
+from rlsys.errors import WorkerFailed
 from rlsys.types import Request, Sample
 from workers.supervision.watchdog import POLL_S, StallTimer, Watchdog, explain_failure
 

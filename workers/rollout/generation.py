@@ -8,7 +8,7 @@ RequestScheduler ──requests──▶ engines ──▶ EngineStreams ──�
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from rlsys.runs.errors import NodeLost, WorkerLost, WrongWeights
+from rlsys.errors import NodeLost, WorkerLost, WrongWeights
 from rlsys.types import Request, Sample
 from workers.rollout.engine_streams import EngineStreams
 from workers.rollout.request_scheduler import RequestScheduler

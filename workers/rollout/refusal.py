@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 NOT_THE_MODEL = ("allocate", "memory", "Engine core")  # a machine that is short of something, or a process that died
 

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.calls import Schema
 from rlsys.episodes.formats import known_reasoning_parsers, known_tool_parsers
 from rlsys.episodes.parsing import FormatParser, RawCall, ReplyParser, ReplyParts
+from rlsys.errors import ConfigError
 from workers.rollout.function_gemma import FunctionGemmaParser
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsys.config.schema import Config
-from rlsys.runs.errors import WorkerFailed, WorkerLost
+from rlsys.errors import WorkerFailed, WorkerLost
 from rlsys.types import Request, Sample
 from workers.rollout.generation import Generation
 from workers.supervision.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers

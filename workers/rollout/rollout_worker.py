@@ -14,7 +14,7 @@ import numpy as np
 from ray.exceptions import RayError
 
 from rlsys.config.schema import Config
-from rlsys.runs.errors import WrongWeights
+from rlsys.errors import WrongWeights
 from rlsys.runs.timeline import recorded, request_facts
 from rlsys.types import Request, Sample, join_partial, stop_at
 from workers.rollout.architecture import keeps_state

@@ -8,7 +8,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from workers.supervision.network import interface_name
 
 # Variables that name parts of a node, print, or are set by vLLM in its own processes.

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlsys.runs.errors import WorkerLost
+from rlsys.errors import WorkerLost
 from workers.supervision.process_registry import kill_actors
 from workers.supervision.watchdog import Watchdog
 

@@ -13,8 +13,8 @@ from typing import Any
 import ray
 from ray.exceptions import NodeDiedError, RayActorError, RayError, RayTaskError
 
-from rlsys.config.schema import Config, ConfigError
-from rlsys.runs.errors import NodeLost, WorkerFailed, WorkerLost, WrongWeights, describe_disk_error
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError, NodeLost, WorkerFailed, WorkerLost, WrongWeights, describe_disk_error
 from rlsys.runs.stopping import StopSignal
 from workers.supervision.stacks import collect_stacks, innermost_calls
 

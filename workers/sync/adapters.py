@@ -12,7 +12,7 @@ random adapters, and are verified.
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from workers.sync.layout import ManifestEntry, NamedTensors, split_into_buckets
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.sending import PolicyWeights, WeightSender, lies_as_sent

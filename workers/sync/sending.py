@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from workers.sync.disk_format import is_converted, to_disk_format
 from workers.sync.layout import ManifestEntry, NamedTensors, Shard, split_into_buckets
 from workers.sync.outgoing import OutgoingWeights

@@ -10,7 +10,8 @@ from launch.fitting.layout import worker_names
 from launch.tools.bench.options import BenchOptions, BenchSetup
 from rlsys.algorithms.losses import LOSSES
 from rlsys.analysis.trace import Span, busy_seconds, read_spans
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.models.flops import FlopCounter
 from rlsys.runs.directory import read_lines
 

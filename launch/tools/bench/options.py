@@ -6,15 +6,8 @@ from typing import Any
 from launch import datasets
 from launch.tools import synthetic
 from rlsys.checks import check
-from rlsys.config.schema import (
-    CheckpointConfig,
-    Config,
-    ConfigError,
-    DataConfig,
-    EvalConfig,
-    OverlongConfig,
-    RewardFunction,
-)
+from rlsys.config.schema import CheckpointConfig, Config, DataConfig, EvalConfig, OverlongConfig, RewardFunction
+from rlsys.errors import ConfigError
 from rlsys.runs.progress import Progress
 from rlsys.types import Prompt
 

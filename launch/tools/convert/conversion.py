@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from launch.tools.convert.converters import Converter, Question
-from rlsys.config.schema import ConfigError
 from rlsys.data import Origin
 from rlsys.data.origin import locate_data
 from rlsys.data.readers import read_rows
 from rlsys.data.readers.rows import BadRow
+from rlsys.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from launch.tools.imports.gguf_file import import_gguf
 from launch.tools.imports.hub import import_from_hub
 from launch.tools.imports.text_model import import_directory
 from launch.tools.imports.trained_directory import check_directory
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 Importer = Callable[[str, Path], list[str]]
 IMPORTERS: dict[str, Importer] = {"gguf": import_gguf, "hf": import_from_hub, "dir": import_directory}

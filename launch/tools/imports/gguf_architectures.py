@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 Facts = dict[str, Any]
 Array = np.ndarray[Any, Any]

@@ -16,7 +16,7 @@ from launch.tools.imports.gguf_architectures import ORIGINAL, Array, Facts, plac
 from launch.tools.imports.gguf_plain_tokens import PlainTokenizer
 from launch.tools.imports.gguf_tokenizer import read_vocabulary
 from launch.tools.imports.trained_directory import load_tokenizer, load_whole
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 TEXTS = (
     *(

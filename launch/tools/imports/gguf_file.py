@@ -21,7 +21,7 @@ from launch.tools.imports.gguf_architectures import (
 from launch.tools.imports.gguf_checks import check_tokens, compare_logprobs, compare_weights, metadata
 from launch.tools.imports.gguf_tokenizer import Vocabulary, read_vocabulary, write_tokenizer
 from launch.tools.imports.trained_directory import one_line, require_space
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 BYTES_PER_PARAMETER = 4  # float32 holds every de-quantized value
 DESCRIPTIONS = ("GGUF.", "general.", "quantize.", "split.", "mradermacher.", "tokenizer.")  # the last is read apart

@@ -10,7 +10,7 @@ from typing import Any
 
 from launch.tools.imports.gguf_architectures import ORIGINAL, Facts, refuse_left
 from launch.tools.imports.trained_directory import one_line
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 SPACE = "▁"
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # types of tokens that are found in a text before it is cut

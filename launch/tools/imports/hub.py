@@ -7,7 +7,7 @@ from typing import Any
 
 from launch.tools.imports.text_model import keep_text_alone, require_trainable, takes_more_than_text
 from launch.tools.imports.trained_directory import one_line, require_space
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.md", "LICENSE*", "NOTICE*"]  # no pickles
 IGNORED = ["*/*"]  # other formats of the same model are in folders

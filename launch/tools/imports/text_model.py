@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.tools.imports.trained_directory import load_tokenizer, load_whole, one_line, require_space
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.models.support import has_more_than_text, model_problem, quantization
 
 # Without images, these compute what the models of text compute; transformers has no class for them alone.

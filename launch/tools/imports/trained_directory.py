@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.data.bos import chat_begins_with_bos
+from rlsys.errors import ConfigError
 
 
 def require_space(folder: Path, size: int) -> None:

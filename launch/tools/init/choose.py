@@ -11,7 +11,8 @@ from launch.tools.init.options import InitOptions, find_gpu
 from launch.tools.plan.command import this_machine
 from launch.tools.plan.suggestions import with_settings
 from rlsys.config.loading import gpu_defaults
-from rlsys.config.schema import Config, ConfigError, LoraConfig
+from rlsys.config.schema import Config, LoraConfig
+from rlsys.errors import ConfigError
 from rlsys.estimates.devices import GIB, GPUS, split_into_nodes
 from rlsys.estimates.engine import kv_cache_tokens
 from rlsys.estimates.memory import SequenceLengths

@@ -12,8 +12,8 @@ from launch.tools.init.dataset_presets import find_preset
 from launch.tools.init.options import InitOptions, find_gpu
 from launch.tools.init.render import render
 from rlsys.checks import load_checked
-from rlsys.config.schema import ConfigError
 from rlsys.data.origin import strip_extension
+from rlsys.errors import ConfigError
 from rlsys.models.lookup import model_shape
 from rlsys.runs.directory import write_user_file
 

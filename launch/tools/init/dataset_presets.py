@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.data.origin import DataLocation, Origin, locate_data
 from rlsys.data.readers import read_rows
 from rlsys.data.readers.rows import BadRow
+from rlsys.errors import ConfigError
 from rlsys.models.shapes import ModelShape
 from rlsys.rewards.functions import REWARDS
 

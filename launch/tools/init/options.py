@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.estimates.devices import GPUS, Gpu, parse_gpu
 
 

@@ -18,7 +18,8 @@ from launch.tools.plan.report import PlanResult, print_plan, to_json
 from launch.tools.plan.suggestions import suggest_changes, without_data
 from rlsys.checks import check
 from rlsys.config.derived import max_new_tokens
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.estimates.devices import GPUS, NodeSpec, parse_cluster, split_into_nodes
 from rlsys.estimates.host import usable_memory
 from rlsys.estimates.memory import SequenceLengths

@@ -24,7 +24,8 @@ from launch.tools.plan.lengths import read_run_lengths
 from launch.tools.plan.simulated_workers import Costs
 from rlsys.analysis.trace import Span, read_spans
 from rlsys.config import loading
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.models.lookup import pairs_per_token
 from rlsys.runs.directory import read_lines
 from rlsys.types import Metrics

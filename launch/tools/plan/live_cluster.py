@@ -22,7 +22,7 @@ import psutil
 
 from launch.fitting.nodes import make_node
 from launch.ray_session.token import explain_token_refusal, use_token_if_available
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.estimates.devices import NodeSpec
 
 TIMEOUT_S = 5.0

@@ -19,7 +19,8 @@ from launch.bundles import critic_ranks
 from launch.tools.plan.simulated_workers import Costs, SimulatedEngines, SimulatedRewards
 from launch.tools.synthetic import CompletionLengths, FixedLengthRollout
 from rlsys.config.derived import policy_is_reference, scores_old
-from rlsys.config.schema import Config, ConfigError, RewardConfig
+from rlsys.config.schema import Config, RewardConfig
+from rlsys.errors import ConfigError
 from rlsys.estimates.virtual_time import SerialExecutor, VirtualTime
 from rlsys.models.lookup import known_model_shape, pairs_per_token
 from rlsys.packs.balance import SequenceSize, assign_to_ranks, pack_cost

@@ -13,7 +13,8 @@ from typing import Any
 from launch.bundles import count_other_gpus, critic_ranks, reference_gpus
 from launch.fitting.fit import TIGHT, Fit
 from rlsys.checks import check
-from rlsys.config.schema import Config, ConfigError, DataConfig, EvalConfig
+from rlsys.config.schema import Config, DataConfig, EvalConfig
+from rlsys.errors import ConfigError
 from rlsys.estimates.engine import kv_cache_tokens
 from rlsys.estimates.memory import MIB
 

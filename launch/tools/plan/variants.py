@@ -16,7 +16,8 @@ from launch.tools.plan.simulate import STEPS, SimulatedLoop, SimulationReport
 from launch.tools.plan.suggestions import without_data
 from launch.tools.synthetic import CompletionLengths
 from rlsys.checks import check
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.models.lookup import known_model_shape
 
 SHARES = (0.25, 0.5, 0.75)  # of the GPUs, for engines

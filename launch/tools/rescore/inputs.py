@@ -8,8 +8,9 @@ from typing import Any
 from launch.tools.targets import find_run
 from rlsys import checks
 from rlsys.config import loading, shorthand
-from rlsys.config.schema import Config, ConfigError, RewardFunction
+from rlsys.config.schema import Config, RewardFunction
 from rlsys.config.secrets import closed_environment, find_secrets
+from rlsys.errors import ConfigError
 from rlsys.rewards.check import find_problems
 
 FILE_NAME = re.compile(r"(step|eval)-(\d+)")

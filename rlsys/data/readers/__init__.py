@@ -8,12 +8,12 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rlsys.config.schema import ConfigError
 from rlsys.data.origin import DataLocation, Origin
 from rlsys.data.readers.csv_files import read_csv
 from rlsys.data.readers.json_files import read_gzipped_lines, read_json, read_json_lines, read_zstandard_lines
 from rlsys.data.readers.rows import BadRow, DataRow
 from rlsys.data.readers.tables import load_hugging_face, read_dataset, read_parquet
+from rlsys.errors import ConfigError
 from rlsys.tasks import gym, taskset
 from rlsys.tasks.builtin import ROWS
 

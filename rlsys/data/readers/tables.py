@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.data.origin import DataLocation, Origin
 from rlsys.data.readers.rows import BadRow, DataRow
+from rlsys.errors import ConfigError
 
 BATCH_ROWS = 1000  # rows that exist as Python objects at the same time
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from rlsys.config.plugins import short_name
-from rlsys.config.schema import ConfigError
 from rlsys.config.secrets import redact, referenced_variables, resolve_env
 from rlsys.episodes.environments import gymnasium, openenv, textarena, verifiers
+from rlsys.errors import ConfigError
 
 
 @dataclass(frozen=True)

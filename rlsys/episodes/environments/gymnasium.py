@@ -14,9 +14,9 @@ import importlib
 import re
 from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import Ask
 from rlsys.episodes.environments.package import first_line, import_package, row_seed
+from rlsys.errors import ConfigError
 
 MAX_NUMBERS = 64  # in an observation or an action; more are a picture
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")

@@ -18,9 +18,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import Ask
 from rlsys.episodes.environments.package import first_line, import_package, row_seed
+from rlsys.errors import ConfigError
 
 OPTIONS = ("action", "observation", "reset", "prompt")
 TIMEOUT_S = 10.0

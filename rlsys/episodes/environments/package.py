@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 
 def import_package(module: str, spec: str, extra: str) -> Any:

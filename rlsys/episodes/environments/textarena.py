@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from rlsys.config.plugins import load_function
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import Ask
 from rlsys.episodes.environments.package import first_line, import_package, row_seed
+from rlsys.errors import ConfigError
 
 MODEL = 0  # its player
 OPPONENT = " Give episode.options.opponent, such as my_players.py:move, and episode.options.players."

@@ -11,9 +11,9 @@ import copy
 import functools
 from typing import Any
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import Ask, EpisodeOver
 from rlsys.episodes.environments.package import first_line, import_package
+from rlsys.errors import ConfigError
 from rlsys.tasks.taskset import FIELD, make_taskset
 
 

@@ -16,9 +16,9 @@ from verifiers.v1.interception import InterceptionServer
 from verifiers.v1.runtimes import ProgramResult
 from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load_environment
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import Ask, EpisodeOver, Message, Reply
 from rlsys.episodes.conversation import part_text
+from rlsys.errors import ConfigError
 
 HARNESS = "rlsys_chat"  # the module name under which the package finds `ChatHarness`
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlsys.config.plugins import PROCESS_MARK
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.tools.tool import Schema, ToolServerError
+from rlsys.errors import ConfigError
 
 START_S = 60.0
 ANSWER_S = 5.0

@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Literal, Union, get_args, get_origin
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 Schema = dict[str, Any]
 SCALARS: dict[Any, Schema] = {

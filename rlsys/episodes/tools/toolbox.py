@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlsys.config.plugins import is_importable, load_function, user_function_problems
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.tools.function_tool import FunctionTool
 from rlsys.episodes.tools.mcp_tool import McpServer, McpTool, read_spec
 from rlsys.episodes.tools.python_tool import PythonTool
 from rlsys.episodes.tools.tool import Schema, Tool
+from rlsys.errors import ConfigError
 
 BUILT_IN = {"python": PythonTool}
 Spec = str | dict[str, Any]

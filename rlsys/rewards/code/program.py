@@ -29,7 +29,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.rewards.code.row_tests import ProgramTests, read_tests
 from rlsys.sandbox import runner
 from rlsys.sandbox.levels import IsolationLevel

@@ -7,7 +7,7 @@ import pytest
 
 from launch.jobs import job_package
 from launch.jobs.job_package import build_package
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 DIRECTORY = "run.dir=/shared/runs/one"
 

@@ -15,7 +15,7 @@ from ray.job_submission import JobStatus
 
 from launch.jobs.server import JobServer, JobServerLost
 from launch.jobs.submit import parse_environment
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from workers.supervision.ports import free_port
 
 

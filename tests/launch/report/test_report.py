@@ -21,7 +21,8 @@ from launch.report.sample_pieces import (
     sample_texts,
 )
 from launch.tools.rescore.inputs import load_settings
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.runs.directory import read_lines
 from rlsys.runs.samples import write_samples
 

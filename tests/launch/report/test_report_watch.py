@@ -18,7 +18,7 @@ from launch.report.sample_pieces import (
     sample_numbers,
 )
 from launch.report.watch import create_server
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.runs.samples import write_samples
 
 

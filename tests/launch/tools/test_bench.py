@@ -23,7 +23,8 @@ from launch.tools.bench.options import BenchOptions, make_setup
 from launch.tools.bench.peak_flops import gpu_peak
 from launch.tools.bench.report import print_report
 from rlsys.checks import load_checked
-from rlsys.config.schema import Config, ConfigError, PipelineConfig
+from rlsys.config.schema import Config, PipelineConfig
+from rlsys.errors import ConfigError
 from rlsys.estimates.devices import peak_flops
 from rlsys.estimates.memory import SequenceLengths
 from rlsys.estimates.processes import memory_by_role

@@ -8,7 +8,7 @@ from rich.console import Console
 from saved import save
 
 from launch.tools.compare import compare
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from published import GSM8K, array, countdown_rows, dapo_row, gsm8k, math_row, m
 from launch.tools.convert.command import convert
 from rlsys import data
 from rlsys.checks import load_checked
-from rlsys.config.schema import ConfigError
 from rlsys.data import DatasetPreparer, Origin, PromptFormat, SelectionRules
+from rlsys.errors import ConfigError
 from rlsys.tasks import zigzag
 
 BOX = "Reason step by step and put the final answer in \\boxed{}."

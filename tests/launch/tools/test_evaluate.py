@@ -10,7 +10,8 @@ from rich.console import Console
 
 from launch.tools.evaluate import EvalOptions, find_target_model, load_settings, print_evaluation, to_json
 from rlsys.config import loading
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.evaluation.held_out import Evaluation, MeanWithInterval, SourceScore
 from rlsys.types import Batch
 

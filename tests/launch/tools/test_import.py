@@ -12,7 +12,7 @@ from tiny_gguf import TOKENS, VOCABULARY, make_tensors, write_gguf
 
 from launch.cli import commands
 from launch.tools.imports import gguf_file, trained_directory
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 
 def run(*arguments):

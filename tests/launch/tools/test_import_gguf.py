@@ -12,7 +12,7 @@ from tiny_gguf import HEAD, SENTENCEPIECE, VOCABULARY, make_tensors, transformer
 
 from launch.tools.imports.command import import_model
 from launch.tools.imports.gguf_checks import check_tokens, compare_logprobs, compare_weights
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 F32 = gguf.GGMLQuantizationType.F32
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimoda
 
 from launch.cli import commands
 from launch.tools.imports import text_model
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.models.support import architecture_problem
 
 

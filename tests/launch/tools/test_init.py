@@ -14,7 +14,8 @@ from launch.tools.init.options import InitOptions
 from launch.tools.init.render import COMMENTS
 from rlsys.checks import load_checked
 from rlsys.config.loading import flatten
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 
 
 def run_init(*words: object) -> str:

@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError
 
 from launch.fitting.nodes import make_node
 from launch.tools.plan import live_cluster
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 DIED = ConnectionAbortedError(
     "Initialization failure from server:\nTraceback:\n  somewhere\nRuntimeError: no such process\n"

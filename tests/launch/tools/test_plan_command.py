@@ -174,7 +174,7 @@ def test_simulate_and_measured_give_the_same_seconds(costs):
     ],
 )
 def test_impossible_lengths_are_refused(options, message, mode, costs):
-    from rlsys.config.schema import ConfigError
+    from rlsys.errors import ConfigError
 
     with pytest.raises(ConfigError) as error:
         planned("configs/tiny_cpu.yaml", *[costs if word == "COSTS" else word for word in mode], *options)
@@ -347,7 +347,7 @@ def test_a_model_with_mixers_is_planned_and_its_ranks_share_no_packs(words, tmp_
 
 
 def test_an_unknown_model_needs_its_config_json(tmp_path):
-    from rlsys.config.schema import ConfigError
+    from rlsys.errors import ConfigError
 
     with pytest.raises(ConfigError, match="--model-config"):
         planned("configs/tiny_cpu.yaml", "model.path=nobody/nothing-9b")
@@ -376,7 +376,7 @@ def test_an_unknown_reward_model_is_named(kind, why, tmp_path):
 
 
 def test_problems_of_the_configuration_come_first():
-    from rlsys.config.schema import ConfigError
+    from rlsys.errors import ConfigError
 
     with pytest.raises(ConfigError, match="top_p"):
         planned("configs/tiny_cpu.yaml", "rollout.top_p=0.5")
@@ -394,7 +394,7 @@ def test_problems_of_the_configuration_come_first():
     ],
 )
 def test_sequences_beyond_the_models_window_are_refused(words, message):
-    from rlsys.config.schema import ConfigError
+    from rlsys.errors import ConfigError
 
     with pytest.raises(ConfigError, match=message):
         planned(*words.split())
@@ -424,7 +424,7 @@ def test_without_gpus_no_time_is_estimated(monkeypatch):
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_an_address_without_a_cluster_fails_at_once(scheme):
-    from rlsys.config.schema import ConfigError
+    from rlsys.errors import ConfigError
     from workers.supervision.ports import free_port
 
     address = f"{scheme}127.0.0.1:{free_port()}"

@@ -13,7 +13,8 @@ from saved import save
 from launch.tools.rescore.command import rescore
 from launch.tools.rescore.inputs import parse_rewards, parse_steps
 from rlsys.config import loading
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.runs.samples import write_samples
 from rlsys.types import Batch, Episode, Observation, Prompt, Sample
 

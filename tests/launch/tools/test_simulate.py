@@ -13,7 +13,8 @@ from launch.tools.plan.simulated_workers import Costs, SimulatedEngine
 from launch.tools.synthetic import CompletionLengths
 from rlsys.analysis.trace import Span
 from rlsys.config import loading
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.models.lookup import pairs_per_token
 from rlsys.sampling.oversampling import PromptGroup
 

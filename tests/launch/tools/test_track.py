@@ -10,7 +10,7 @@ from saved import save
 from launch.cli import commands
 from rlsys.checks import load_checked
 from rlsys.config import loading
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.runs.directory import read_lines
 
 TRACKER = """

@@ -6,7 +6,7 @@ import pytest
 from fakes import make_batch, make_config
 
 from rlsys.algorithms.credit import CreditAssignment
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.metrics import credit_metrics
 from rlsys.types import Columns, Episode, Verdict
 from workers.episodes.episode_rewards import combine

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsys.algorithms.credit import CreditAssignment
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.types import Batch, Columns, Episode, Observation
 
 

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from rlsys.analysis.trace import Span, busy_seconds, read_spans, trace_events, write_trace
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 
 def make_run(tmp_path, **workers):

@@ -9,7 +9,8 @@ import pytest
 
 from rlsys.checks import load_checked
 from rlsys.config import loading, schema, suggest
-from rlsys.config.schema import Config, ConfigError, RewardFunction
+from rlsys.config.schema import Config, RewardFunction
+from rlsys.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 

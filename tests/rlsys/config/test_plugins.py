@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rlsys.config.plugins import explain_missing, load_function
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 
 
 def builtin() -> str:

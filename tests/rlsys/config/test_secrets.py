@@ -6,8 +6,9 @@ import pytest
 
 from rlsys.checks import load_checked
 from rlsys.config import loading
-from rlsys.config.schema import ConfigError, RewardFunction
+from rlsys.config.schema import RewardFunction
 from rlsys.config.secrets import EnvReference, find_secrets, redact, referenced_variables, resolve_env
+from rlsys.errors import ConfigError
 from rlsys.rewards import Judge
 from rlsys.runs.directory import RunDirectory
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from rlsys.config import loading
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.runs.directory import RunDirectory
 
 LARGE = "model.path=Qwen/Qwen3-0.6B"

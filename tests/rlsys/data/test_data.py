@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlsys import data
-from rlsys.config.schema import ConfigError
 from rlsys.data import Origin, PromptFormat
 from rlsys.data.prepare import to_canonical_json
 from rlsys.data.store import JoinedPrompts, count_occurrences
+from rlsys.errors import ConfigError
 from rlsys.tasks import zigzag
 
 

@@ -8,8 +8,8 @@ import pytest
 from data_files import lines, table
 
 from rlsys import data
-from rlsys.config.schema import ConfigError
 from rlsys.data import DatasetPreparer, Origin, PromptFormat, SelectionRules, cache, prepare, store
+from rlsys.errors import ConfigError
 from rlsys.tasks import zigzag
 
 

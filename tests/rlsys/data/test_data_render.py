@@ -3,8 +3,8 @@
 import pytest
 from data_files import lines, load, refused, table
 
-from rlsys.config.schema import ConfigError
 from rlsys.data.render import PromptFormat, compile_template
+from rlsys.errors import ConfigError
 from rlsys.tasks import zigzag
 
 CHAT = (

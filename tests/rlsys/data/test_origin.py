@@ -3,9 +3,9 @@
 import pytest
 from data_files import lines, prompts, read_rows_of, table
 
-from rlsys.config.schema import ConfigError
 from rlsys.data import Origin
 from rlsys.data.origin import locate_data
+from rlsys.errors import ConfigError
 
 # --- folders and Hugging Face data sets -------------------------------------------------------------------------------
 

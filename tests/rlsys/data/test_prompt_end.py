@@ -7,10 +7,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rlsys import data
-from rlsys.config.schema import ConfigError
 from rlsys.data import Origin, PromptFormat
 from rlsys.data.tokens import tokenize_prompts
 from rlsys.episodes.conversation import Conversation, ConversationTemplate, TemplateError
+from rlsys.errors import ConfigError
 
 WORDS = ["<unk>", "<s>", "</s>", "[SEP]", "1", "2", "3", "a", ">"]
 USER, ANSWER, SYSTEM = (

@@ -3,8 +3,8 @@
 import pytest
 from chat_families import FAMILIES, TOOL, byte_level_tokenizer, family_tokenizer
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.conversation import ConversationTemplate, continuation_notes
+from rlsys.errors import ConfigError
 
 REASONING = "drops the reasoning of earlier answers"
 SPACE = "strips spaces and line ends around earlier answers"

@@ -6,10 +6,10 @@ import re
 import pytest
 from chat_families import TOOL, byte_level_tokenizer
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import ToolCall
 from rlsys.episodes.calls import CUT, UNREADABLE, CallReader
 from rlsys.episodes.parsing import RawCall, ReplyParser, ReplyParts
+from rlsys.errors import ConfigError
 
 TOKENIZER = byte_level_tokenizer(None)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.estimates.devices import GPUS, find_gpu, parse_cluster
 
 

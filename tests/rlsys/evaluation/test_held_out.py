@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from fakes import FakeRewards, FakeRollout, make_batch, make_dataset, make_prompt
 
-from rlsys.config.schema import ConfigError, RewardConfig
+from rlsys.config.schema import RewardConfig
+from rlsys.errors import ConfigError
 from rlsys.evaluation.held_out import HeldOutSet, evaluate
 from rlsys.rewards.judge import reward_inputs
 from rlsys.runs.samples import read_saved_samples, write_samples

@@ -9,7 +9,8 @@ from peft import LoraConfig
 
 from rlsys.checks.lora import check_lora
 from rlsys.config.loading import build_config
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.models.adapters import FREE_FIELDS, AdapterConfig, read_adapter_config
 
 PLAIN = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["v_proj", "q_proj"], "bias": "none"}

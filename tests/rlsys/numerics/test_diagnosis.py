@@ -8,11 +8,11 @@ import pytest
 from fakes import make_batch, make_config
 
 from rlsys.config.schema import Config
+from rlsys.errors import WorkerFailed
 from rlsys.interfaces import STEP_0, ModelFacts, Sampling, WhatIf
 from rlsys.numerics.agreement import Agreement
 from rlsys.numerics.diagnosis import Diagnosis, diagnose, explain_disagreement, find_tokenizer_problems
 from rlsys.numerics.hypotheses import fit_temperature, reencode_completions
-from rlsys.runs.errors import WorkerFailed
 from rlsys.types import Batch, Floats, Pack
 
 FACTS = ModelFacts(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from families import FAMILIES, VOCABULARY, build_family
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.packs.attention import PACKED_ATTENTION, let_attention_find_layout
 from rlsys.packs.logprobs import PackedLogprobs
 from rlsys.packs.mixers import fold_mixers

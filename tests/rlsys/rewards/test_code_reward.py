@@ -14,7 +14,7 @@ import psutil
 import pytest
 from processors import one_processor
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.rewards.code.program import (
     check_code,
     code,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rlsys import rewards
-from rlsys.config.schema import ConfigError
 from rlsys.config.shorthand import parse_functions
+from rlsys.errors import ConfigError
 from rlsys.rewards import REWARDS
 from rlsys.rewards.judge import WeightedReward, combine_verdicts, reward_inputs
 from rlsys.types import Episode, Observation, Prompt, Sample, Verdict

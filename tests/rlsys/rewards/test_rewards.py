@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from rlsys.config.schema import ConfigError
 from rlsys.config.shorthand import parse_functions
+from rlsys.errors import ConfigError
 from rlsys.rewards import REWARDS
 from rlsys.rewards.functions import CHECKS
 from rlsys.rewards.settings import function_deadline

@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from rlsys.config.schema import ConfigError, RewardFunction
+from rlsys.config.schema import RewardFunction
+from rlsys.errors import ConfigError
 from rlsys.rewards import Judge
 from rlsys.rewards.endpoint import ServiceError
 from rlsys.rewards.services import http, judge

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fakes import make_batch
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.runs.best_step import BestStep
 from rlsys.runs.checkpoint import SUMS, Checkpoints, find_damage, list_checkpoints, require_undamaged, sha256
 from rlsys.runs.state import RunState

@@ -17,8 +17,8 @@ BEGIN = """
 import json, os, subprocess, sys
 from pathlib import Path
 from fakes import make_config
-from rlsys.config.schema import ConfigError
-from rlsys.runs.errors import describe_disk_error
+from rlsys.errors import ConfigError
+from rlsys.errors import describe_disk_error
 from rlsys.runs.directory import RunDirectory, read_lines
 
 folder = Path(sys.argv[1])

@@ -10,8 +10,8 @@ from machines import Machines, learned
 from safetensors.torch import load_file, save_file
 
 from launch import datasets
-from rlsys.config.schema import ConfigError
 from rlsys.data import Dataset
+from rlsys.errors import ConfigError
 from rlsys.models.config_json import ModelLimits
 from rlsys.runs.directory import RunDirectory
 from rlsys.runs.inputs import describe_changed_rows, hash_weights

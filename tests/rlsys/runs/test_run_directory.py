@@ -15,7 +15,7 @@ from fakes import make_batch, make_config, make_sample
 from machines import Machines
 
 from rlsys.checks import load_checked
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.runs.directory import (
     RunDirectory,
     read_lines,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fakes import make_batch
 
-from rlsys.runs.errors import NothingToLearn
+from rlsys.errors import NothingToLearn
 from rlsys.sampling.dynamic_sampling import concat_batches, fill_batch, informative_groups, select_groups
 from rlsys.types import Batch, Verdict
 

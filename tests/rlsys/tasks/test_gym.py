@@ -7,10 +7,11 @@ import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from rlsys.config.schema import ConfigError, DataSource, RewardFunction
+from rlsys.config.schema import DataSource, RewardFunction
 from rlsys.config.shorthand import parse_entries, shorten_entries
 from rlsys.data.origin import Origin, locate_data
 from rlsys.data.readers import read_rows
+from rlsys.errors import ConfigError
 from rlsys.rewards.gym import reasoning_gym as reward
 from rlsys.tasks import gym
 

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from rlsys.config.schema import ConfigError, DataSource
+from rlsys.config.schema import DataSource
 from rlsys.config.shorthand import parse_entries, shorten_entries
 from rlsys.data.origin import Origin, locate_data
 from rlsys.data.readers import read_rows
+from rlsys.errors import ConfigError
 from rlsys.tasks import taskset
 
 pytest.importorskip("verifiers.v1")

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from machines import Machines, killed_while, learned
 
-from rlsys.config.schema import ConfigError, TrackerConfig
+from rlsys.config.schema import TrackerConfig
 from rlsys.config.shorthand import parse_entries, shorten_entries
+from rlsys.errors import ConfigError
 from rlsys.runs.directory import read_lines
 from rlsys.tracking import follower
 from rlsys.tracking.builtin import missing_libraries

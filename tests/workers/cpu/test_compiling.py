@@ -7,7 +7,7 @@ import pytest
 import torch._dynamo.config as dynamo
 import torch._inductor.config as inductor
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from workers.cpu import compiling
 
 

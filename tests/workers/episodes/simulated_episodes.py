@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlsys.runs.errors import WorkerLost
+from rlsys.errors import WorkerLost
 from rlsys.types import Request, Sample, join_partial
 from workers.episodes.messages import Event
 from workers.episodes.pool import EpisodePool

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ray.exceptions import RayActorError
 
-from rlsys.runs.errors import WorkerFailed
+from rlsys.errors import WorkerFailed
 from rlsys.types import Prompt, Request, Sample
 from workers.episodes.episode_rollout import EpisodeRollout
 from workers.episodes.messages import Asked

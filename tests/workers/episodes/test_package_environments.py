@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from test_runner import play, runner, settings
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from workers.episodes.messages import Start
 
 pytest.importorskip("gymnasium")

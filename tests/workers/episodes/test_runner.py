@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 import pytest
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.asking import Turn
 from rlsys.episodes.settings import EpisodeSettings
+from rlsys.errors import ConfigError
 from workers.episodes.messages import Answer, Asked, Ended, Event, Start
 from workers.episodes.runner import EpisodeRunner
 

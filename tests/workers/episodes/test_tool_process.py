@@ -11,9 +11,9 @@ import pytest
 from chat_families import FAMILIES, family_tokenizer
 from test_runner import settings
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.asking import Turn
 from rlsys.episodes.settings import TOOL_PLAY, EpisodeSettings
+from rlsys.errors import ConfigError
 from workers.episodes.messages import Answer, Asked, Ended, Start
 from workers.episodes.runner import EpisodeRunner
 

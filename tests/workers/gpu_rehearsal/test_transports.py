@@ -20,8 +20,8 @@ from fakes import make_batch
 from safetensors.numpy import load_file
 
 from rlsys.config.schema import Config
+from rlsys.errors import WorkerFailed, WorkerLost
 from rlsys.packs.packing import pack
-from rlsys.runs.errors import WorkerFailed, WorkerLost
 from rlsys.types import Columns
 from workers.learner.policy import PolicyGroup
 from workers.rollout.engine_settings import CPU_ENVIRONMENT

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.packs import lora
 from workers.learner.adapter_proof import prove_adapters
 from workers.learner.model import load_policy

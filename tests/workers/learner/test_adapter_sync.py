@@ -12,7 +12,8 @@ from test_policy import train
 from transformers import AutoTokenizer
 from zigzag_requests import generate, make_batch, make_requests, same_bits
 
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from workers.learner.policy import PolicyGroup
 from workers.rollout.rollout_group import RolloutGroup
 

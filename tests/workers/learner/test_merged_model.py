@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.tasks.zigzag import make_tokenizer
 from workers.learner import merged_model, model_shards
 from workers.learner.adapter_files import base_fingerprint

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from launch.cluster import load_limits, load_tokenizer
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from workers.learner.model import load_packed
 from workers.learner.policy_checkpoint import write_model_settings
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from rlsys.config.loading import load_config
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.models.support import DRAW_EXPERTS
 from rlsys.packs.attention import PACKED_ATTENTION
 from rlsys.packs.logprobs import PackedLogprobs

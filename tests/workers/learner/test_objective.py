@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.packs.minibatches import loss_weights, weigh_other_terms
 from rlsys.packs.packing import empty_pack, pack
 from rlsys.types import Batch, Columns, Floats, Ints, Pack, Prompt, Sample

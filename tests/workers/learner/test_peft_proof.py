@@ -9,7 +9,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.models.adapters import read_adapter_config
 from rlsys.packs.lora import adapted_layers, add_adapters
 from rlsys.tasks.builtin import TINY_MODELS

@@ -14,7 +14,7 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlsys.config.loading import load_config
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from workers.learner.model import load_packed
 from workers.learner.proof import prove_logprobs
 

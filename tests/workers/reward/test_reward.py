@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 import pytest
 
-from rlsys.config.schema import Config, ConfigError
-from rlsys.runs.errors import WorkerLost
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError, WorkerLost
 from rlsys.types import Prompt, Sample, Verdict
 from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
 from workers.supervision.process_registry import read_process_info

@@ -9,7 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from rlsys.config.schema import ConfigError, RewardFunction
+from rlsys.config.schema import RewardFunction
+from rlsys.errors import ConfigError
 from rlsys.rewards.settings import RewardSettings
 from rlsys.types import Verdict
 from workers.reward import runner as runner_module

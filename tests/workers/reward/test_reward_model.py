@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.rewards.model import RewardModel, model
 from rlsys.rewards.settings import reward_services
 from rlsys.tasks import zigzag as tiny_task

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError
 
-from rlsys.runs.errors import WorkerLost
+from rlsys.errors import WorkerLost
 from rlsys.types import Request, Sample
 from workers.rollout import engine_streams
 from workers.rollout.generation import Generation

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from rlsys.config.schema import Config, ConfigError
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError
 from rlsys.types import Request
 from workers.rollout import rollout_worker
 from workers.rollout.refusal import refusing_model

@@ -7,9 +7,9 @@ from chat_families import TOOL, byte_level_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.calls import CUT, UNREADABLE
 from rlsys.episodes.parsing import ReplyParser
+from rlsys.errors import ConfigError
 from workers.rollout.reply_formats import make_reply_parser
 
 SPECIALS = ("<|python_tag|>", "[TOOL_CALLS]", "</s>")

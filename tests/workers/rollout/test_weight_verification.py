@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from zigzag_requests import generate, make_requests, same_bits
 
 from rlsys.config.schema import Config
-from rlsys.runs.errors import WorkerLost
+from rlsys.errors import WorkerLost
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
 from workers.rollout.rollout_group import RolloutGroup, WeightUpdate
 from workers.rollout.rollout_worker import RolloutWorker

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from workers.supervision.nccl_settings import NcclSettings, nccl_settings, require_same_settings, takes_interface
 from workers.supervision.ports import free_port
 from workers.sync.nccl import NcclReceiver
@@ -16,7 +16,7 @@ from workers.sync.nccl import NcclReceiver
 RANK = """
 import sys
 from datetime import timedelta
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from workers.learner.rendezvous import create_store
 from workers.supervision.nccl_settings import compare_settings, nccl_settings
 rank, port = int(sys.argv[1]), int(sys.argv[2])

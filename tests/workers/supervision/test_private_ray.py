@@ -16,7 +16,7 @@ from launch.ray_session.connect import address_for_ray_cli
 from launch.ray_session.leftovers import abandoned_folders, is_locked, lock_folder, remove_leftovers
 from launch.ray_session.patches import treat_timeout_as_lost
 from launch.ray_session.private import protect_token_file
-from rlsys.runs.errors import WorkerLost
+from rlsys.errors import WorkerLost
 
 QUERY = """
 import sys
@@ -166,7 +166,7 @@ from pathlib import Path
 import psutil
 from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
-from rlsys.runs.errors import WorkerLost
+from rlsys.errors import WorkerLost
 from rlsys.runs.stopping import StopSignal
 
 with ray_session(load_checked("configs/tiny_cpu.yaml"), Path(sys.argv[1])) as session:

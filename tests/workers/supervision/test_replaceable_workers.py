@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from plain_worker import RecordingWatchdog
 
-from rlsys.runs.errors import StepAbandoned, WorkerLost
+from rlsys.errors import StepAbandoned, WorkerLost
 from workers.supervision.replaceable_workers import ReplaceableWorkers
 
 StartWorker = Callable[[str], Any]

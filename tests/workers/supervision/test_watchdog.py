@@ -11,8 +11,7 @@ import plain_worker
 import pytest
 from plain_worker import RecordingWatchdog
 
-from rlsys.config.schema import ConfigError
-from rlsys.runs.errors import StepAbandoned, WorkerFailed, WorkerLost
+from rlsys.errors import ConfigError, StepAbandoned, WorkerFailed, WorkerLost
 from rlsys.runs.stopping import StopSignal
 from workers.supervision.process_registry import read_process_info
 from workers.supervision.stacks import collect_stacks, innermost_calls

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from rlsys.packs.lora import add_adapters
 from workers.sync.adapters import AdapterMatrices, AdapterMerger
 from workers.sync.sending import PolicyWeights

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlsys.config.schema import ConfigError
+from rlsys.errors import ConfigError
 from workers.sync.sending import PolicyWeights
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))

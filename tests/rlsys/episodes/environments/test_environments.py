@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.environments import environment_name, is_environment, load_environment
 from rlsys.episodes.environments.package import row_seed
+from rlsys.errors import ConfigError
 
 
 @pytest.mark.parametrize(

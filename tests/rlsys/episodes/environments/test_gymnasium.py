@@ -7,9 +7,9 @@ import time
 import pytest
 from scripted import Scripted, play
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import EpisodeOver
 from rlsys.episodes.environments import load_environment
+from rlsys.errors import ConfigError
 
 gymnasium = pytest.importorskip("gymnasium")
 spaces = gymnasium.spaces

@@ -12,10 +12,10 @@ import pytest
 from pydantic import Field
 from scripted import Scripted, play
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import EpisodeOver
 from rlsys.episodes.environments import environment_name, load_environment
 from rlsys.episodes.environments.openenv import ActionReader, describe
+from rlsys.errors import ConfigError
 
 pytest.importorskip("openenv")
 uvicorn = pytest.importorskip("uvicorn")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scripted import Scripted, play
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import EpisodeOver
 from rlsys.episodes.environments import load_environment
+from rlsys.errors import ConfigError
 
 pytest.importorskip("textarena")
 

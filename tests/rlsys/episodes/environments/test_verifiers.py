@@ -5,9 +5,9 @@ import sys
 import pytest
 from scripted import Scripted, play
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.ask import EpisodeOver
 from rlsys.episodes.environments import load_environment
+from rlsys.errors import ConfigError
 from rlsys.tasks import taskset
 
 pytest.importorskip("verifiers.v1")

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import pytest
 from jsonschema import Draft202012Validator
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.tools.function_tool import FunctionTool
 from rlsys.episodes.tools.schema import function_schema
+from rlsys.errors import ConfigError
 
 
 async def search(

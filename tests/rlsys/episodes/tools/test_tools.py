@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import psutil
 import pytest
 
-from rlsys.config.schema import ConfigError
 from rlsys.episodes.tools import Toolbox, call_tool, cut_middle, tool_problems
 from rlsys.episodes.tools.python_session import BoundedOutput
 from rlsys.episodes.tools.python_tool import PythonTool
 from rlsys.episodes.tools.toolbox import close_all
+from rlsys.errors import ConfigError
 from rlsys.sandbox.outcome import SandboxError
 
 TOOLS = '''
