@@ -1,3 +1,3 @@
-from launch.cli import main
+from launch.tools.cli import main
 
 main()

@@ -26,12 +26,12 @@ from rlsys.interfaces import Rewards, Rollout
 from rlsys.models.config_json import ModelLimits, limits_from_config
 from rlsys.runs.progress import Note
 from rlsys.tasks.builtin import TINY_MODELS
-from workers.supervision.gpu_environment import rank_environment
-from workers.supervision.imports import pause_garbage_collection, skip_generation_import
-from workers.supervision.ports import port_is_taken
-from workers.supervision.process_registry import clear_registry, read_process_info, remove_shared_memory
-from workers.supervision.watchdog import Watchdog
-from workers.supervision.worker_forkserver import ENGINES, MODELS, fork_command
+from workers.fleet.process_registry import clear_registry, read_process_info, remove_shared_memory
+from workers.fleet.watchdog import Watchdog
+from workers.start.gpu_environment import rank_environment
+from workers.start.imports import pause_garbage_collection, skip_generation_import
+from workers.start.ports import port_is_taken
+from workers.start.worker_forkserver import ENGINES, MODELS, fork_command
 
 if TYPE_CHECKING:
     from workers.episodes.pool import EpisodePool
@@ -119,11 +119,16 @@ def run_concurrently(starts: Sequence[Callable[[], None]]) -> None:
         pool.shutdown(wait=False)
 
 
+# Decides `policy.gradient_checkpointing` for these GPUs: config, `ray.nodes()`, a note -> config
+ChooseCheckpointing = Callable[[Config, Sequence[dict[str, Any]], Note], Config]
+
+
 @contextlib.contextmanager
 def running_cluster(
-    config: Config, watchdog: Watchdog, *, model: str = "", training: bool = True
+    config: Config, watchdog: Watchdog, choose_checkpointing: ChooseCheckpointing | None, *, model: str = ""
 ) -> Iterator[RunningCluster]:
-    """Starts Ray and all workers, and ends all of them afterwards."""
+    """Starts Ray and all workers, and ends all of them afterwards. Without `choose_checkpointing`: none that train."""
+    training = choose_checkpointing is not None
     remove_leftovers()  # they may hold a port
     for role, port in (("policy", config.policy.port), ("critic", config.critic.port)):
         if training and port and port_is_taken(port):
@@ -135,10 +140,8 @@ def running_cluster(
     with ray_session(config, watchdog.logs) as session:
         address = address_for_ray_cli(session.ray)
         watchdog.note(f"Ray is at {address}; to look inside: RAY_AUTH_MODE=token ray list actors --address {address}")
-        if training and config.cluster.device == "gpu":
-            from launch.fitting.checkpointing import with_checkpointing_chosen
-
-            config = with_checkpointing_chosen(config, session.ray.nodes(), watchdog.note)
+        if choose_checkpointing and config.cluster.device == "gpu":
+            config = choose_checkpointing(config, session.ray.nodes(), watchdog.note)
         actors = Actors(session, config, watchdog)
         try:
             with session.monitored(watchdog.stop):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-from workers.supervision.worker_forkserver import exit_with_parent
+from workers.start.worker_forkserver import exit_with_parent
 
 EXIT_LOST = 75  # exit code of a driver that has lost what it needs: sysexits.h calls it a temporary failure
 FORWARDED_SIGNALS = {  # and as what; a terminal that closes, or an ssh that ends, sends SIGHUP

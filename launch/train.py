@@ -3,6 +3,7 @@
 import contextlib
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from rlsys.checks.notes import find_notes
 from rlsys.checks.unused import find_unused_options
 from rlsys.config.schema import Config
 from rlsys.episodes.settings import plays
-from rlsys.errors import ConfigError, StepAbandoned
+from rlsys.errors import ConfigError, Disagreement, StepAbandoned
 from rlsys.runs.checkpoint import Checkpoints, SavedCheckpoint
 from rlsys.runs.directory import RunDirectory, read_lines, read_samples
 from rlsys.runs.progress import Progress, format_scores
@@ -28,10 +29,20 @@ from rlsys.tracking.builtin import missing_libraries
 from rlsys.tracking.tracking import Tracking
 
 if TYPE_CHECKING:
-    from launch.cluster import RunningCluster
+    from launch.cluster import ChooseCheckpointing, RunningCluster
 
 
-def train(config: Config, console: Console, *, command: str = "the same command", cause: str = "") -> None:
+@dataclass(frozen=True)
+class Advisers:
+    """What a run asks of the tools, which are handed in: training imports none of them."""
+
+    choose_checkpointing: "ChooseCheckpointing"
+    explain_disagreement: Callable[..., Disagreement]  # agreement, weights, policy, config -> why log-probs differ
+
+
+def train(
+    config: Config, console: Console, advisers: Advisers, *, command: str = "the same command", cause: str = ""
+) -> None:
     """Starts or resumes a run.
 
     `command` is what a user types to resume it. `cause` says why this driver replaces one that was lost.
@@ -54,7 +65,7 @@ def train(config: Config, console: Console, *, command: str = "the same command"
             print_line(console, outcome)
         else:
             with Progress(console, last) as progress:
-                done = run_training(config, run, progress, stop, newest)
+                done = run_training(config, run, progress, stop, newest, advisers)
         if done >= last:
             return print_summary(run, console)
         run.record_event("stop", cause="stop requested", step=done)
@@ -80,19 +91,24 @@ def refuse_job_folder(run: Path) -> None:
 def clean_up_after_last_step(run: RunDirectory) -> None:
     """Removes what a driver that was killed after its last step has left behind."""
     from launch.ray_session.leftovers import remove_leftovers
-    from workers.supervision.process_registry import clear_registry
+    from workers.fleet.process_registry import clear_registry
 
     remove_leftovers()
     clear_registry(run.logs)
 
 
 def run_training(
-    config: Config, run: RunDirectory, progress: Progress, stop: StopSignal, newest: SavedCheckpoint | None
+    config: Config,
+    run: RunDirectory,
+    progress: Progress,
+    stop: StopSignal,
+    newest: SavedCheckpoint | None,
+    advisers: Advisers,
 ) -> int:
     """Starts the workers and trains, from the newest checkpoint. Returns the last step that is done and saved."""
     from launch.cluster import find_control_tokens, running_cluster
+    from workers.fleet.watchdog import Watchdog
     from workers.rollout.stopping import read_end_ids
-    from workers.supervision.watchdog import Watchdog
 
     if problems := missing_libraries(config.tracking):
         raise ConfigError(problems)
@@ -102,8 +118,7 @@ def run_training(
     watchdog = Watchdog.from_config(config, run.logs, stop, progress.note, run.record_event)
     try:
         tracking = Tracking(config, run.path, progress.note, run.record_event)
-        with running_cluster(config, watchdog) as cluster, tracking:
-            from rlsys.numerics.diagnosis import explain_disagreement
+        with running_cluster(config, watchdog, advisers.choose_checkpointing) as cluster, tracking:
             from rlsys.trainer import Trainer
 
             run.record_event("start", ray=cluster.address, metrics=cluster.metrics_urls)
@@ -131,7 +146,7 @@ def run_training(
                 reference=cluster.reference,
                 critic=cluster.critic,
                 log=RunLog(run, progress, tracking.start),
-                explain=partial(explain_disagreement, policy=cluster.policy, config=config),
+                explain=partial(advisers.explain_disagreement, policy=cluster.policy, config=config),
                 stop=stop,
                 control_tokens=find_control_tokens(config, cluster.tokenizer, cluster.limits.vocabulary),
                 share_prompts=not cluster.policy.mixers,  # which compute a prompt for each completion
@@ -155,7 +170,7 @@ def run_training(
 
 def make_ray_metrics(config: Config, run: RunDirectory, cluster: "RunningCluster") -> Callable[[RunInfo], Tracker]:
     """The tracker for Ray's dashboard, Prometheus and Grafana."""
-    from workers.supervision.ray_metrics import RayMetrics
+    from workers.fleet.ray_metrics import RayMetrics
 
     t, events = config.trainer, read_lines(run.path / "events.jsonl")
     return partial(

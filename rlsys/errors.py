@@ -13,7 +13,7 @@
 
 A worker is `lost` when its process has died, `stalled` when it does not answer in time, and `failed` when it raised an
 error. A stalled worker is killed, and is lost from then on. A verdict has `failed` when it has no score.
-`launch/cli/exit_codes.py` makes exit codes of them, `launch/supervise.py` restarts after 75.
+`launch/tools/cli/exit_codes.py` makes exit codes of them, `launch/supervise.py` restarts after 75.
 """
 
 import errno

@@ -10,8 +10,10 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 
+from rlsys import agreement
 from rlsys.algorithms import kl
 from rlsys.algorithms.credit import CreditAssignment
+from rlsys.batching.packing import pack
 from rlsys.config.schema import Config
 from rlsys.data import Dataset
 from rlsys.errors import ConfigError, Disagreement, NothingToLearn, StepAbandoned, TooManyRewardFailures
@@ -20,8 +22,6 @@ from rlsys.evaluation.held_out import HeldOutSet
 from rlsys.interfaces import Critic, Learner, Policy, Reference, Rewards, Rollout
 from rlsys.metrics import PhaseTimer, step_metrics
 from rlsys.models.lookup import pairs_per_token
-from rlsys.numerics import agreement
-from rlsys.packs.packing import pack
 from rlsys.pipeline import Pipeline, SyncSchedule
 from rlsys.runs.best_step import BestStep
 from rlsys.runs.checkpoint import SavedCheckpoint

@@ -339,6 +339,6 @@ class Pack:
 
     @property
     def pairs(self) -> float:
-        """Pairs of query and key that attention computes, as `rlsys.packs.balance.pack_cost` counts them."""
+        """Pairs of query and key that attention computes, as `rlsys.batching.balance.pack_cost` counts them."""
         before = [0 if a < 0 else self.lengths[a] for a in self.parent]
         return sum(n * (b + n / 2) for b, n in zip(before, self.lengths, strict=True))

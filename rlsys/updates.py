@@ -7,10 +7,7 @@ import numpy as np
 
 from rlsys.algorithms.credit import Credit
 from rlsys.algorithms.schedule import learning_rate
-from rlsys.config.derived import last_schedule_step
-from rlsys.config.schema import Config
-from rlsys.interfaces import Critic, Policy
-from rlsys.packs.minibatches import (
+from rlsys.batching.minibatches import (
     MiniBatch,
     draw_by_tokens,
     drop_zero_advantage,
@@ -18,7 +15,10 @@ from rlsys.packs.minibatches import (
     split_into_mini_batches,
     weigh_other_terms,
 )
-from rlsys.packs.packing import PackBatch, unpack
+from rlsys.batching.packing import PackBatch, unpack
+from rlsys.config.derived import last_schedule_step
+from rlsys.config.schema import Config
+from rlsys.interfaces import Critic, Policy
 from rlsys.runs.run_log import RunLog
 from rlsys.runs.skipped_updates import SkippedInARow, SkippedUpdates
 from rlsys.runs.state import RunState

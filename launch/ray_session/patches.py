@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 
 from rlsys.errors import WorkerLost
-from workers.supervision import worker_command
+from workers.start import worker_command
 
 
 def disable_auto_connect() -> None:

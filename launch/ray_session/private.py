@@ -29,8 +29,8 @@ from rlsys.config.cache import cache_dir
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
-from workers.supervision.ports import port_is_taken
-from workers.supervision.worker_forkserver import start_forkservers
+from workers.start.ports import port_is_taken
+from workers.start.worker_forkserver import start_forkservers
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ def set_environment(folder: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in (os.environ.get("PYTHONPATH"), os.getcwd()) if p)
     tempfile.tempdir = str(folder / "tmp")  # tempfile reads TMPDIR only once
     os.environ |= {"TMPDIR": str(folder / "tmp"), "TORCHINDUCTOR_CACHE_DIR": str(compile_cache_dir(folder / "tmp"))}
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # workers/supervision/network.py chooses gloo's
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # workers/start/network.py chooses gloo's
 
 
 def compile_cache_dir(fallback: Path) -> Path:

@@ -17,7 +17,7 @@ class RaySession:
     """A connection to Ray. A private Ray also has its own processes, and on CPU fork servers for its workers."""
 
     ray: Any  # the module
-    forkserver_dir: Path | None = None  # of servers that fork workers, see workers/supervision/worker_forkserver.py
+    forkserver_dir: Path | None = None  # of servers that fork workers, see workers/start/worker_forkserver.py
     processes: Mapping[str, Any] = field(default_factory=dict)  # of a private Ray, by name
 
     @contextlib.contextmanager

@@ -19,10 +19,10 @@ from rich.console import Console
 from launch import datasets
 from launch.bundles import format_count
 from launch.printing import make_table, number_column, print_line, text_column
+from rlsys.batching import minibatches
+from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
-from rlsys.packs import minibatches
-from rlsys.packs.packing import pack, unpack
 from rlsys.runs.progress import Progress
 from rlsys.seeds import derive_seed
 from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample
@@ -60,7 +60,7 @@ def check(config: Config, console: Console) -> int:
     datasets.peek(config)
     from launch.cluster import find_control_tokens, find_model, load_limits, load_tokenizer
     from launch.ray_session.connect import ray_session
-    from workers.supervision.watchdog import Watchdog
+    from workers.fleet.watchdog import Watchdog
 
     began = time.monotonic()
     with (
@@ -205,8 +205,8 @@ def gradient_ranks(config: Config, session: Any, watchdog: Any, count: int) -> I
     from launch.cluster import Actors
     from workers.learner.gradients import GradientRank
     from workers.learner.ranks import LearnerGroup
-    from workers.supervision.gpu_environment import rank_environment
-    from workers.supervision.worker_forkserver import MODELS
+    from workers.start.gpu_environment import rank_environment
+    from workers.start.worker_forkserver import MODELS
 
     config = replace(config, policy=replace(config.policy, ranks=count, sequence_parallel=1))
     cpu = config.cluster.device == "cpu"

@@ -76,12 +76,12 @@ def run_engines(config: Config, model: str, console: Console) -> Evaluation:
     """Starts engines and reward processes, and evaluates on every set of eval.datasets."""
     datasets.peek(replace(config, data=replace(config.data, train={})))
     from launch.cluster import running_cluster
-    from workers.supervision.watchdog import Watchdog
+    from workers.fleet.watchdog import Watchdog
 
     with (
         tempfile.TemporaryDirectory(prefix="rlsys-eval-") as logs,
         Progress(console, 0) as progress,
-        running_cluster(config, Watchdog(Path(logs), note=progress.note), model=model, training=False) as cluster,
+        running_cluster(config, Watchdog(Path(logs), note=progress.note), None, model=model) as cluster,
     ):
         held_out = [
             datasets.load_held_out(config, name, cluster.tokenizer, cluster.limits, progress.note)

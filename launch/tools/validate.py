@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.printing import make_table, print_line, print_unwrapped, text_column
+from launch.tools.estimates.batch_math import batch_rows, dataset_rows, method_rows, process_rows
 from launch.tools.local_data import find_missing_bos, find_missing_end, first_prompts
 from rlsys.checks import check
 from rlsys.checks.notes import find_notes
@@ -14,7 +15,6 @@ from rlsys.config.schema import Config
 from rlsys.config.shorthand import ENTRY_TYPES
 from rlsys.config.threads import AUTO_OPTIONS
 from rlsys.errors import ConfigError
-from rlsys.estimates.batch_math import batch_rows, dataset_rows, method_rows, process_rows
 from rlsys.models.lookup import known_model_shape
 from rlsys.tracking.builtin import missing_libraries
 

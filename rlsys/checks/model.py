@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rlsys.checks.lora import check_targets
 from rlsys.config.schema import Config
+from rlsys.forward.heads import sequence_parallel_problem
 from rlsys.models.known_shapes import BUILTIN_MODELS, look_up_shape
 from rlsys.models.lookup import architecture_problem_of_model, known_model_shape, limits_of_model, problem_of_model
 from rlsys.models.shapes import ModelShape, tensor_parallel_problem
 from rlsys.models.weight_files import weight_file_problems
-from rlsys.packs.heads import sequence_parallel_problem
 
 
 def check_model(c: Config) -> Iterator[str]:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlsys.batching.balance import DEFAULT_PAIRS_PER_TOKEN
 from rlsys.config.cache import hub_cache
 from rlsys.errors import ConfigError
 from rlsys.models.config_json import ModelLimits, limits_from_config, parse_config
@@ -14,7 +15,6 @@ from rlsys.models.flops import FlopCounter
 from rlsys.models.known_shapes import look_up_shape
 from rlsys.models.shapes import ModelShape
 from rlsys.models.support import architecture_problem, model_problem
-from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
 
 Value = TypeVar("Value")
 

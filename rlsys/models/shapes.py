@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from rlsys.forward.heads import heads_divide
 from rlsys.models.flops import FlopCounter
 from rlsys.models.latent import LatentAttention
 from rlsys.models.matrices import Matrix, gated_mlp
 from rlsys.models.mixers import Mixer
-from rlsys.packs.heads import heads_divide
 
 # Normed are each head's queries and keys, or those of all heads together.
 NORMS_HEADS = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text", "lfm2")

@@ -10,7 +10,7 @@ order of turns. A sample has its uid and index, the second of its span when it w
 The span includes the time in which it waited for its turn in the engine.
 
 A process opens its file once (`open_timeline`). Then functions that are `recorded` and blocks in `span` write lines.
-The run itself never reads them, and nothing here can make it fail. `rlsys.analysis.trace` reads them.
+The run itself never reads them, and nothing here can make it fail. `launch.tools.analysis.trace` reads them.
 """
 
 import contextlib

@@ -15,10 +15,10 @@ from functools import partial
 
 import numpy as np
 
+from rlsys.batching.packing import PackBatch, unpack
 from rlsys.config.derived import scores_old
 from rlsys.config.schema import Config
 from rlsys.interfaces import Scorer
-from rlsys.packs.packing import PackBatch, unpack
 from rlsys.sampling.collector import OnSamples
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample
 

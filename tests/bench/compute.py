@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from rlsys.batching.minibatches import drop_zero_advantage, split_into_mini_batches
+from rlsys.batching.packing import pack
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config
-from rlsys.packs.minibatches import drop_zero_advantage, split_into_mini_batches
-from rlsys.packs.packing import pack
 from rlsys.types import Batch, Columns, Ints, Pack, Prompt, Sample
 from workers.learner.objective import Objective
 from workers.learner.zero import ZeroEngine

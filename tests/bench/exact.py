@@ -71,7 +71,7 @@ def engines(name: str, model: str) -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
     from rlsys.checks import load_checked
-    from rlsys.packs import exact
+    from rlsys.forward import exact
     from rlsys.types import Request
     from workers.cpu import exact_engine, norms
     from workers.rollout.engine_settings import engine_arguments

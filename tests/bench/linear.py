@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from bench_models import CASES
 from torch import Tensor
 
-from rlsys.packs import exact
+from rlsys.forward import exact
 from workers.cpu.linear import LinearFunction, compiled_linear
 
 ROUNDS, SPAN_S = 5, 0.1

@@ -79,7 +79,7 @@ def measure(folder: str, rank: int, ranks: int, port: int, dtype: str, optimizer
 
 def load_in_ranks(folder: str, ranks: int = 2, dtype: str = "float32", optimizer: bool = False) -> list[dict[str, int]]:
     """Loads the model in processes that meet as ranks. Returns what each measured."""
-    from workers.supervision.ports import free_port
+    from workers.start.ports import free_port
 
     port = free_port()
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

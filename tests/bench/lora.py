@@ -59,7 +59,7 @@ def measure(folder: str, *overrides: str) -> dict[str, float]:
     from workers.learner.objective import Objective
     from workers.learner.rendezvous import join_process_group
     from workers.learner.zero import ZeroEngine, import_deepspeed
-    from workers.supervision.ports import free_port
+    from workers.start.ports import free_port
 
     base = [f"model.path={folder}", "policy.ranks=1", "reference.kl_coef=0", "policy.tokens_per_pack=1024"]
     config = load_checked(ROOT / "configs" / "tiny_cpu.yaml", [*base, *overrides])
@@ -131,7 +131,7 @@ def sync(ray: Any, rank: Any, engine: Any, parts: int, version: int) -> tuple[fl
 
 def random_packs() -> list[list[Pack]]:
     """Samples of two prompts."""
-    from rlsys.packs.packing import pack
+    from rlsys.batching.packing import pack
 
     rng = np.random.default_rng(0)
     prompts = [Prompt(f"p{g}", "", "", rng.integers(2, 999, TOKENS).tolist(), {}) for g in range(2)]

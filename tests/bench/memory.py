@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 from bench_models import CASES, random_model, save_case
 
+from launch.tools.estimates.memory import Parts, ProcessMemory, SequenceLengths, total_bytes
+from launch.tools.estimates.processes import memory_by_role
 from rlsys.checks import load_checked
-from rlsys.estimates.memory import Parts, ProcessMemory, SequenceLengths, total_bytes
-from rlsys.estimates.processes import memory_by_role
 from rlsys.models.lookup import model_shape
 
 HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ import numpy as np
 from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
 from rlsys.types import NO_TOKENS, Prompt, Sample
+from workers.fleet.watchdog import Watchdog
 from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
-from workers.supervision.watchdog import Watchdog
 
 SAMPLES, GROUP, ALONE = 20_000, 16, 200
 ROOT = Path(__file__).parents[2]

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 from bench_models import random_model
 
+from launch.tools.estimates.learner import learner_memory
+from launch.tools.estimates.memory import SequenceLengths, total_bytes
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config
-from rlsys.estimates.learner import learner_memory
-from rlsys.estimates.memory import SequenceLengths, total_bytes
 from rlsys.models.lookup import model_shape
 from rlsys.types import Batch, Columns, Pack, Prompt, Sample
 
@@ -61,7 +61,7 @@ def measure(config: Config, rank: int, port: int) -> dict[str, float]:
 
 
 def one_sequence(config: Config) -> list[Pack]:
-    from rlsys.packs.packing import pack
+    from rlsys.batching.packing import pack
 
     rng, new = np.random.default_rng(0), config.rollout.max_new_tokens
     prompt = Prompt("p", "", "", rng.integers(2, 4096, config.rollout.max_prompt_tokens).tolist(), {})
@@ -75,7 +75,7 @@ def one_sequence(config: Config) -> list[Pack]:
 
 def run_ranks(folder: str, ranks: int, length: int, overrides: list[str]) -> dict[str, float]:
     """The figures of rank 0 of `ranks` processes."""
-    from workers.supervision.ports import free_port
+    from workers.start.ports import free_port
 
     port = str(free_port())
     command = [

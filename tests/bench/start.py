@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rlsys.analysis.trace import read_spans
+from launch.tools.analysis.trace import read_spans
 from rlsys.runs.directory import read_lines
 
 ROOT = Path(__file__).parent.parent.parent

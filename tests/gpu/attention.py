@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from rlsys.packs.attention import packed_attention
-from rlsys.packs.flash import flash_attention
-from rlsys.packs.flex import attend_by_flex
-from rlsys.packs.layout import build_layout
+from rlsys.forward.attention import packed_attention
+from rlsys.forward.flash import flash_attention
+from rlsys.forward.flex import attend_by_flex
+from rlsys.forward.layout import build_layout
 
 HEADS, KV_HEADS, SIZE = 28, 4, 128
 WAYS = ("flash", "flex", "capped", "blocks")

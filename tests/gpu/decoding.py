@@ -66,8 +66,8 @@ async def measure(engine: AsyncEngine, name: str, sequences: int) -> None:
 
 def print_planned_memory(options: argparse.Namespace) -> None:
     """What `rlsys plan` counts for an engine of these settings, to hold beside what the core prints."""
+    from launch.tools.estimates.engine import engine_parts
     from rlsys.config.schema import ClusterConfig, Config, RolloutConfig
-    from rlsys.estimates.engine import engine_parts
     from rlsys.models.known_shapes import look_up_shape
 
     if options.cpu:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from table import trained_share
 
+from launch.tools.estimates.devices import GPUS, Gpu
+from launch.tools.estimates.memory import SequenceLengths
+from launch.tools.estimates.step_time import estimate_step
 from rlsys.config.methods import ReferenceConfig
 from rlsys.config.schema import ClusterConfig, Config, PolicyConfig, RolloutConfig, SyncConfig, TrainerConfig
-from rlsys.estimates.devices import GPUS, Gpu
-from rlsys.estimates.memory import SequenceLengths
-from rlsys.estimates.step_time import estimate_step
 from rlsys.models.known_shapes import look_up_shape
 from rlsys.models.shapes import ModelShape
 

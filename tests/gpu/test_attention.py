@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from rlsys.packs.attention import packed_attention
-from rlsys.packs.layout import build_layout
+from rlsys.forward.attention import packed_attention
+from rlsys.forward.layout import build_layout
 
 LENGTHS, PARENTS = [70, 33, 128, 1, 200, 19, 64], [-1, 0, 0, 0, -1, 4, 4]
 

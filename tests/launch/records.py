@@ -25,15 +25,15 @@ BENCH, SYSTEM, CONFIGS = "tests/bench", "tests/system", "configs"
 PAGES = ["README.md", f"{CONFIGS}/README.md", f"{BENCH}/README.md"]
 LISTED = re.compile(r"^\|`([^`]+)`\|([^|]+)\|$", re.MULTILINE)  # rows below "To be measured again"
 
-LAUNCH = "launch/*.py :!launch/tools :!launch/report"
-RUN = f"rlsys :!rlsys/analysis workers {LAUNCH}"
-LEARNER = "rlsys/packs rlsys/numerics workers/learner workers/cpu"
+LAUNCH = "launch/*.py :!launch/tools :!launch/tools/report"
+RUN = f"rlsys :!launch/tools/analysis workers {LAUNCH}"
+LEARNER = "rlsys/batching rlsys/forward rlsys/agreement.py workers/learner workers/cpu"
 ENGINE = "workers/rollout workers/cpu rlsys/sampling"
 METHODS = (
     f"rlsys/algorithms rlsys/trainer.py rlsys/updates.py rlsys/tasks rlsys/config/methods.py {LEARNER} workers/rollout"
 )
 EPISODES = "rlsys/episodes workers/episodes"
-PLAN = "rlsys/estimates launch/tools/plan"
+PLAN = "launch/tools/estimates launch/tools/plan"
 DEMO = f"{METHODS} configs/tiny_cpu.yaml"
 KILLS = f"{RUN} {SYSTEM}/killing.py {SYSTEM}/kills.py {SYSTEM}/own_game.py configs/tiny_cpu.yaml"
 SOAK = f"{KILLS} {SYSTEM}/soak.py {SYSTEM}/process_memory.py"
@@ -49,12 +49,12 @@ DEPENDS = {
     "compare.py": f"{LEARNER} {ENGINE} workers/sync rlsys/pipeline.py rlsys/trainer.py {BENCH}/trl/*.py {BENCH}/trl/*.yaml",
     "rlsys bench": f"{LEARNER} {ENGINE} launch/tools/bench configs/gemma3_270m_cpu.yaml",
     "compute.py": f"{LEARNER} {BENCH}/compute.py",
-    "driver.py": f"rlsys/trainer.py rlsys/pipeline.py rlsys/updates.py rlsys/packs rlsys/sampling rlsys/runs {BENCH}/driver.py",
+    "driver.py": f"rlsys/trainer.py rlsys/pipeline.py rlsys/updates.py rlsys/batching rlsys/sampling rlsys/runs {BENCH}/driver.py",
     "episodes.py": f"{EPISODES} {ENGINE} rlsys/pipeline.py rlsys/trainer.py {BENCH}/episodes.py",
     "environment.py": f"{EPISODES} {BENCH}/environment.py",
-    "start.py": f"workers/supervision workers/processes {LAUNCH} rlsys/trainer.py {BENCH}/start.py",
+    "start.py": f"workers/fleet workers/start workers/processes {LAUNCH} rlsys/trainer.py {BENCH}/start.py",
     "sync.py": f"workers/sync workers/rollout {BENCH}/sync.py",
-    "exact.py": f"workers/cpu rlsys/packs rlsys/numerics {BENCH}/exact.py",
+    "exact.py": f"workers/cpu rlsys/forward rlsys/agreement.py {BENCH}/exact.py",
     "lora.py": f"{LEARNER} workers/sync workers/rollout {BENCH}/lora.py",
     "loading.py": f"workers/learner rlsys/models {BENCH}/loading.py",
     "sequences.py": f"{LEARNER} {BENCH}/sequences.py",
@@ -67,7 +67,7 @@ DEPENDS = {
     "soak_episodes.json": SOAK,
     "memory.json": SOAK,
     "memory_episodes.json": SOAK,
-    "families.json": f"rlsys/packs rlsys/models workers/learner {ENGINE} workers/sync tests/rlsys/packs/families.py {BENCH}/family_record.py",
+    "families.json": f"rlsys/batching rlsys/forward rlsys/models workers/learner {ENGINE} workers/sync tests/rlsys/forward/families.py {BENCH}/family_record.py",
     "any": "rlsys workers launch configs",  # for measurements that are not compared with the code of today
 }
 PROSE = (":!*.md", ":!*.svg", ":!*.png")

@@ -8,8 +8,8 @@ import re
 
 from rich.console import Console
 
-from launch.report.command import ReportOptions, write_report
-from launch.report.gather import ReportedRun, page_data
+from launch.tools.report.command import ReportOptions, write_report
+from launch.tools.report.gather import ReportedRun, page_data
 
 
 def decompress(piece: bytes):

@@ -12,8 +12,9 @@ from machines import Machines
 from saved import save
 
 from launch import train
-from launch.cli import MAIN_COMMANDS, commands
 from launch.printing import plain_console
+from launch.tools.advice import ADVISERS
+from launch.tools.cli import MAIN_COMMANDS, commands
 from rlsys import __version__
 from rlsys.config import loading
 from rlsys.config.schema import Config, RunConfig, TrainerConfig
@@ -176,6 +177,7 @@ def test_a_stopped_run_names_the_command_that_resumes_it(tmp_path, monkeypatch, 
     train.train(
         Config(run=RunConfig(dir=str(tmp_path / "run"))),
         plain_console(),
+        ADVISERS,
         command="rlsys train my.yaml tracking.to=[wandb] eval.datasets=[/shared/x.jsonl]",
     )
     assert (
@@ -192,14 +194,14 @@ def test_a_resumed_run_hashes_its_checkpoint_once(tmp_path, monkeypatch):
     find_damage = checkpoint.find_damage
     monkeypatch.setattr(checkpoint, "find_damage", lambda path: hashed.append(path.name) or find_damage(path))
 
-    def run_training(config, run, progress, stop, newest):
+    def run_training(config, run, progress, stop, newest, advisers):
         run.close()
         machines = Machines(tmp_path, "trainer.steps=3", newest=newest).run()
         assert (len(machines.policy.updates), machines.events.count("load")) == (2, 1)
         return 3
 
     monkeypatch.setattr(train, "run_training", run_training)
-    train.train(make_config(tmp_path, "trainer.steps=3"), plain_console())
+    train.train(make_config(tmp_path, "trainer.steps=3"), plain_console(), ADVISERS)
     assert hashed == ["step-000002"]
 
 
@@ -207,13 +209,15 @@ def test_leftovers_of_a_run_killed_after_its_last_step_are_removed(tmp_path, mon
     monkeypatch.setattr(train.signal, "signal", lambda *_: None)
     monkeypatch.setattr(train.Checkpoints, "load_newest", lambda *_: SimpleNamespace(state=RunState(step=4)))
     monkeypatch.setattr("launch.ray_session.leftovers.short_temp_dir", lambda: str(tmp_path))
-    monkeypatch.setattr("workers.supervision.process_registry.SHARED_MEMORY_PREFIXES", (f"{tmp_path}/psm_",))
+    monkeypatch.setattr("workers.fleet.process_registry.SHARED_MEMORY_PREFIXES", (f"{tmp_path}/psm_",))
     (tmp_path / "run" / "logs").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").touch()
     (tmp_path / "psm_x").touch()
     place = {"node": "n", "pid": 1, "created": 0.5, "shared_memory": [f"{tmp_path}/psm_x"]}
     (tmp_path / "run" / "logs" / "rollout-0.pid").write_text(json.dumps(place))
-    train.train(Config(run=RunConfig(dir=str(tmp_path / "run")), trainer=TrainerConfig(steps=4)), plain_console())
+    train.train(
+        Config(run=RunConfig(dir=str(tmp_path / "run")), trainer=TrainerConfig(steps=4)), plain_console(), ADVISERS
+    )
     assert not (tmp_path / "psm_x").exists()
 
 

@@ -24,8 +24,8 @@ from rlsys.errors import ConfigError, WorkerLost
 from rlsys.models.config_json import ModelLimits
 from rlsys.runs.directory import RunDirectory
 from rlsys.tasks import two_modes, zigzag
-from workers.supervision.process_registry import ProcessInfo
-from workers.supervision.watchdog import Watchdog
+from workers.fleet.process_registry import ProcessInfo
+from workers.fleet.watchdog import Watchdog
 
 
 def test_all_are_started_at_the_same_time() -> None:
@@ -156,7 +156,7 @@ def test_a_start_removes_only_shared_memory_of_a_killed_driver(tmp_path, monkeyp
 
     monkeypatch.setattr("launch.cluster.ray_session", no_ray)
     monkeypatch.setattr("launch.ray_session.leftovers.short_temp_dir", lambda: str(tmp_path))
-    monkeypatch.setattr("workers.supervision.process_registry.SHARED_MEMORY_PREFIXES", (f"{tmp_path}/psm_",))
+    monkeypatch.setattr("workers.fleet.process_registry.SHARED_MEMORY_PREFIXES", (f"{tmp_path}/psm_",))
     config = dataclasses.replace(Config(), run=RunConfig(dir=str(tmp_path / "run")))
     (tmp_path / "psm_folder").mkdir()
     (tmp_path / "mine").touch()

@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 from docs import PAGES, ROOT, Block, blocks, commands, lay_out, words
 
-from launch.cli import commands as rlsys
+from launch.tools.cli import commands as rlsys
 from rlsys.checks import load_checked
 from rlsys.config import loading
 from rlsys.config.loading import flatten

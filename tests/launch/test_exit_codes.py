@@ -5,8 +5,8 @@ import pytest
 from command_line import problems
 
 from launch import train
-from launch.cli import commands
-from launch.cli.exit_codes import exit_code
+from launch.tools.cli import commands
+from launch.tools.cli.exit_codes import exit_code
 from rlsys.errors import ConfigError
 
 

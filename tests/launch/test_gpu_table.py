@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from records import ROOT, stamps_of
 
+from launch.tools.estimates.devices import GPUS
+from launch.tools.estimates.memory import SequenceLengths
+from launch.tools.estimates.step_time import estimate_step
 from rlsys.config.loading import load_config
-from rlsys.estimates.devices import GPUS
-from rlsys.estimates.memory import SequenceLengths
-from rlsys.estimates.step_time import estimate_step
 from rlsys.models.known_shapes import look_up_shape
 
 sys.path.insert(0, str(ROOT / "tests" / "gpu"))

@@ -18,7 +18,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from launch.cli import commands
+from launch.tools.cli import commands
 from rlsys.config.loading import load_config
 
 ROOT = Path(__file__).parents[2]

@@ -150,8 +150,8 @@ def test_a_signal_between_two_drivers_ends_the_run(tmp_path: Path, number: signa
 def test_a_cluster_that_is_gone_for_a_while_is_waited_for_only_by_a_run_that_had_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from launch.cli import runs
     from launch.ray_session.connect import NoCluster
+    from launch.tools.cli import runs
 
     codes = []
 

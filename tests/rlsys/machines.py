@@ -13,8 +13,8 @@ from fakes import (
     make_dataset,
 )
 
+from launch.tools.diagnosis.explain import explain_disagreement
 from rlsys.evaluation.held_out import HeldOutSet
-from rlsys.numerics.diagnosis import explain_disagreement
 from rlsys.runs.checkpoint import SavedCheckpoint
 from rlsys.runs.directory import RunDirectory, read_lines
 from rlsys.runs.run_log import RunLog

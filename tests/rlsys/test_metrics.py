@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from fakes import make_batch
 
+from launch.tools.analysis.findings.learning import entropy_collapse
+from launch.tools.analysis.findings.run_data import RunData
 from rlsys.algorithms.credit import Credit
-from rlsys.analysis.findings.learning import entropy_collapse
-from rlsys.analysis.findings.run_data import RunData
 from rlsys.metrics import PhaseTimer, batch_metrics, credit_metrics, critic_metrics, sampled_entropy, update_metrics
 from rlsys.types import Batch, Columns, Episode, Observation
 

@@ -7,10 +7,10 @@ from fakes import (
 )
 from machines import DYNAMIC, REQUIRED, Machines, killed_while, learned
 
+from rlsys.batching import packing
+from rlsys.batching.balance import DEFAULT_PAIRS_PER_TOKEN, assign_to_ranks
 from rlsys.errors import Disagreement, NothingToLearn, TooManyRewardFailures
 from rlsys.models.lookup import pairs_per_token
-from rlsys.packs import packing
-from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN, assign_to_ranks
 from rlsys.runs.directory import read_lines
 from rlsys.types import Verdict
 

@@ -130,7 +130,7 @@ def kill(run: Run, rng: random.Random) -> tuple[int, str]:
 
 
 def name(process: psutil.Process) -> str:
-    """`ray::PolicyRank.update`, `raylet`, `workers.supervision.worker_forkserver`, `log_monitor.py`"""
+    """`ray::PolicyRank.update`, `raylet`, `workers.start.worker_forkserver`, `log_monitor.py`"""
     with contextlib.suppress(psutil.Error, IndexError):
         words = process.cmdline()
         modules = [after for word, after in itertools.pairwise(words) if word == "-m"]

@@ -17,7 +17,7 @@ from launch.placement import reserve_gpus
 from rlsys.config.loading import load_config
 from rlsys.errors import ConfigError
 from workers.rollout.engine_settings import engine_environment
-from workers.supervision.gpu_environment import rank_environment
+from workers.start.gpu_environment import rank_environment
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "NCCL_IB_HCA")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -42,7 +42,7 @@ class Worker:
         """As far as ranks get without GPUs, on a node whose address is on an interface of its own. `others`: variables of
         all but the first node."""
         from workers.learner.rendezvous import create_store, prepare_network
-        from workers.supervision.nccl_settings import compare_settings, nccl_settings
+        from workers.start.nccl_settings import compare_settings, nccl_settings
 
         node = ray.util.get_node_ip_address()
         pretended = SimpleNamespace(address=node)

@@ -23,7 +23,7 @@ from killing import CONFIG, GAME, PASSING, Run, apart
 from kills import equal, kill, now, pause
 from records import current, measuring
 
-from launch.cli import commands
+from launch.tools.cli import commands
 from rlsys.checks import load_checked
 from rlsys.config.methods import ADVANTAGES, CORRECTIONS, KL_ESTIMATORS, LOSSES, NORMALIZERS
 from rlsys.errors import ConfigError

@@ -15,10 +15,10 @@ import pytest
 from cpu_seconds import CpuSeconds, plain_seconds
 from killing import LIGHT, Run, running, tidy
 
-from launch.report.gather import ReportedRun as Shown
-from launch.report.gather import page_data
-from launch.report.sample_pieces import sample_files, sample_texts, sample_tokens
-from launch.report.token_texts import load_token_texts
+from launch.tools.report.gather import ReportedRun as Shown
+from launch.tools.report.gather import page_data
+from launch.tools.report.sample_pieces import sample_files, sample_texts, sample_tokens
+from launch.tools.report.token_texts import load_token_texts
 
 STEPS = 80  # of configs/tiny_cpu.yaml
 ACTORS = {"rollout-0", "rollout-1", "reward-0", "reward-1", "reference", "policy-0", "policy-1"}

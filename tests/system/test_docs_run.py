@@ -27,7 +27,7 @@ from tiny_gguf import make_tensors, write_gguf
 from tiny_multimodal import FAMILIES, save_whole
 from typed import Typed
 
-from launch.cli import commands as rlsys
+from launch.tools.cli import commands as rlsys
 
 COMMANDS = typed.typed_commands()
 STARTS_RAY = ("train ", "eval ", "check ", "doctor ", "bench ")

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from killing import CONFIG
 from settings import some
 
-from launch.cli import commands
+from launch.tools.cli import commands
 
 
 @pytest.mark.parametrize("first", [0, 10, 20, 30])

@@ -12,13 +12,13 @@ import reusable_ranks
 
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config
+from workers.fleet.watchdog import Watchdog
 from workers.learner.critic import CriticGroup
 from workers.learner.policy import PolicyGroup
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
 from workers.rollout.rollout_group import RolloutGroup
 from workers.rollout.rollout_worker import RolloutWorker
-from workers.supervision.watchdog import Watchdog
-from workers.supervision.worker_forkserver import ENGINES, MODELS, fork_command
+from workers.start.worker_forkserver import ENGINES, MODELS, fork_command
 
 ROOT = Path(__file__).parent.parent.parent
 

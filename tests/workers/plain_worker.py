@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rlsys.config.schema import Config
-from workers.supervision.watchdog import Watchdog
-from workers.supervision.worker_setup import setup_worker_process
+from workers.fleet.watchdog import Watchdog
+from workers.start.worker_setup import setup_worker_process
 
 
 class PlainWorker:

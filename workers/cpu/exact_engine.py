@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlsys.packs import exact
+from rlsys.forward import exact
 
 
 def use_exact_attention() -> None:

@@ -1,7 +1,7 @@
 """The products of an engine's linear layers on CPU.
 
 The weights stay as the policy wrote them, and a row's result does not depend on the other rows of the batch. An engine
-that is not compiled multiplies with `rlsys.packs.exact`. A compiled one has a C++ compiler, and uses `linear.cpp`. A
+that is not compiled multiplies with `rlsys.forward.exact`. A compiled one has a C++ compiler, and uses `linear.cpp`. A
 matrix library first copies the weights into its own layout, which pays off with many rows; a step of an engine has one
 row per running sample.
 """
@@ -14,7 +14,7 @@ import torch
 import torch._dynamo.config as dynamo
 from torch import Tensor
 
-from rlsys.packs import exact
+from rlsys.forward import exact
 
 LinearFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 LIBRARY = torch.library.Library("rlsys", "FRAGMENT")

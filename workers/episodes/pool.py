@@ -16,8 +16,8 @@ from ray.exceptions import RayError
 from rlsys.config.schema import Config
 from rlsys.errors import WorkerLost
 from workers.episodes.messages import Answer, Command, Drop, Ended, Event, Start
-from workers.supervision.replaceable_workers import ReplaceableWorkers
-from workers.supervision.watchdog import StallTimer, Watchdog, explain_failure
+from workers.fleet.replaceable_workers import ReplaceableWorkers
+from workers.fleet.watchdog import StallTimer, Watchdog, explain_failure
 
 DOING = "playing episodes"
 Arrival = tuple[str, Any, list[Event] | Exception]  # worker, its actor, what came

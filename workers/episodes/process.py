@@ -46,7 +46,7 @@ from rlsys.types import Verdict
 from workers.episodes.step_threads import EPISODE, StepThreads
 from workers.processes.child import close_in_children, run_child
 from workers.rollout.stopping import model_end_ids
-from workers.supervision.imports import skip_generation_import
+from workers.start.imports import skip_generation_import
 
 MAX_RUNNING = 64  # episodes whose code runs: no other begins
 ROUND_S = 0.01  # or longer, so that all code has run that could

@@ -9,7 +9,7 @@ from rlsys.config.schema import Config
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.runs.timeline import recorded
 from workers.episodes.runner import EpisodeRunner
-from workers.supervision.worker_setup import setup_worker_process
+from workers.start.worker_setup import setup_worker_process
 
 # One thread each. Ray promises the order of calls to a single thread only: a `Drop` must not overtake its `Start`.
 RAY_OPTIONS = {"concurrency_groups": {"commands": 1, "events": 1}}

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rlsys.config.schema import Config, LoraConfig
 from rlsys.errors import ConfigError
+from rlsys.forward.lora import ALL_LINEAR, adapted_layers, is_adapter
 from rlsys.models.adapters import BASE, CONFIG, WEIGHTS, is_adapter_directory, read_adapter_config
-from rlsys.packs.lora import ALL_LINEAR, adapted_layers, is_adapter
 from workers.learner.partitioning import gathered
 from workers.learner.peft_proof import compare_with_peft
 from workers.learner.tensor_files import TensorFiles, tensor_bytes

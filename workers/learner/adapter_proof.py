@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rlsys.errors import ConfigError
-from rlsys.packs.lora import LoraLinear, adapted_layers
-from rlsys.packs.proof import proof_packs
+from rlsys.forward.lora import LoraLinear, adapted_layers
+from rlsys.forward.proof import proof_packs
 from workers.learner.proof import ForwardAll
 from workers.sync.sending import PolicyWeights
 

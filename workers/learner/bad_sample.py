@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlsys.packs.transfer import to_device
+from rlsys.forward.transfer import to_device
 from rlsys.types import Pack
 
 

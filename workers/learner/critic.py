@@ -10,6 +10,7 @@ from typing import Any
 from rlsys.config.schema import Config
 from rlsys.runs.timeline import recorded
 from rlsys.types import Floats, Pack
+from workers.fleet.watchdog import Watchdog
 from workers.learner.checkpoint_writer import merge_results
 from workers.learner.gpu_memory import frees_gpu_memory
 from workers.learner.host_memory import giving_back_large_blocks
@@ -17,7 +18,6 @@ from workers.learner.ranks import LearnerGroup, LearnerRank, share_facts
 from workers.learner.tensor_files import TensorFiles
 from workers.learner.zero import ZeroEngine
 from workers.learner.zero_state import MOMENTS, WEIGHT
-from workers.supervision.watchdog import Watchdog
 
 
 class CriticRank(LearnerRank):
@@ -30,7 +30,7 @@ class CriticRank(LearnerRank):
     @giving_back_large_blocks()
     def start(self, address: str, port: int, model: str) -> None:
         """Joins the other ranks, and builds model, optimizer and ZeRO partitions."""
-        from rlsys.packs.values import PackedValues, value_loss
+        from rlsys.forward.values import PackedValues, value_loss
         from workers.learner.model import load_causal_lm
         from workers.learner.proof import prove_for_zero_3, prove_states
 
@@ -55,7 +55,7 @@ class CriticRank(LearnerRank):
         """Makes one optimizer update with this rank's share of a mini-batch."""
         import torch
 
-        from rlsys.packs.transfer import to_device
+        from rlsys.forward.transfer import to_device
         from workers.learner.bad_sample import FirstBadSample
 
         total, bad_sample = torch.zeros((), dtype=torch.float64, device=self.device), FirstBadSample(self.device)

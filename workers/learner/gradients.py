@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlsys.config.schema import Config, PolicyConfig
-from rlsys.packs.heads import heads_divide
+from rlsys.forward.heads import heads_divide
 from rlsys.types import Floats, Pack
 from workers.learner.ranks import LearnerRank
 from workers.learner.zero import ZeroEngine

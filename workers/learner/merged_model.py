@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from rlsys.forward.lora import adapted_layers, add_adapters, merge
 from rlsys.models.adapters import read_adapter_config
-from rlsys.packs.lora import adapted_layers, add_adapters, merge
 from workers.learner import model_shards
 from workers.learner.adapter_files import base_fingerprint, fill_adapters, require_base
 from workers.learner.host_memory import giving_back_large_blocks

@@ -18,10 +18,10 @@ RANDOM_OPTIONS = re.compile("drop|jitter")
 
 def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: bool = False) -> Any:
     """Loads the model at `path` with packed attention and without dropout. `exact`: with the engine's arithmetic."""
-    from rlsys.packs import attention
-    from rlsys.packs.decoder import let_model_find_decoder
-    from rlsys.packs.exact import use_exact_linear
-    from rlsys.packs.mixers import fold_mixers, refuse_inconsistent
+    from rlsys.forward import attention
+    from rlsys.forward.decoder import let_model_find_decoder
+    from rlsys.forward.exact import use_exact_linear
+    from rlsys.forward.mixers import fold_mixers, refuse_inconsistent
     from workers.learner.partitioning import gathering_layers
 
     model_config = load_model_config(path, config.model.trust_remote_code)
@@ -181,7 +181,7 @@ def compile_layers(lm: Any) -> None:
 
 def load_packed(config: Config, path: str, sampled_by: str = "") -> Any:
     """Loads the model at `path` as `PackedLogprobs`. `sampled_by`: another one, whose completions it scores."""
-    from rlsys.packs.logprobs import PackedLogprobs
+    from rlsys.forward.logprobs import PackedLogprobs
     from workers.learner.proof import prove_for_zero_3
 
     r = config.rollout
@@ -208,7 +208,7 @@ def load_policy(config: Config, path: str) -> Any:
         return packed
     import torch
 
-    from rlsys.packs.lora import add_adapters
+    from rlsys.forward.lora import add_adapters
     from workers.learner.adapter_files import load_adapter
 
     add_adapters(

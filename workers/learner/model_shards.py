@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlsys.forward.lora import is_adapter
 from rlsys.models.weight_files import INDEX, SINGLE
-from rlsys.packs.lora import is_adapter
 from workers.sync.disk_format import to_disk_format
 
 MAX_FILE = 5 * 10**9  # bytes

@@ -10,8 +10,8 @@ from rlsys.config.methods import LOSSES
 from rlsys.config.options import reject_unused_options, select_options
 from rlsys.config.plugins import load_function
 from rlsys.config.schema import Config
-from rlsys.packs.logprob_head import Slopes
-from rlsys.packs.transfer import to_device
+from rlsys.forward.logprob_head import Slopes
+from rlsys.forward.transfer import to_device
 from rlsys.types import Pack
 from workers.learner.bad_sample import FirstBadSample
 

@@ -15,7 +15,7 @@ from workers.learner.deepspeed_config import deepspeed_config
 from workers.learner.model_files import DescribedTensor, ModelFiles
 
 CHUNK = 1 << 24  # elements that are compared at a time
-FILLED_ROWS = 64  # more than the tokens of a probe: see rlsys.packs.mixers
+FILLED_ROWS = 64  # more than the tokens of a probe: see rlsys.forward.mixers
 
 
 def is_partitioned(parameter: Any) -> bool:

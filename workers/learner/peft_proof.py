@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlsys.errors import ConfigError
-from rlsys.packs.lora import adapted_layers, merge
+from rlsys.forward.lora import adapted_layers, merge
 from workers.learner.partitioning import gathered
 
 TOLERANCE = 1e-4  # as a share of the largest element; a real fault is about as large as that element

@@ -11,6 +11,7 @@ from rlsys.config.schema import Config
 from rlsys.interfaces import ModelFacts, WhatIf
 from rlsys.runs.timeline import recorded
 from rlsys.types import Floats, Pack
+from workers.fleet.watchdog import Watchdog
 from workers.learner.checkpoint_writer import merge_results
 from workers.learner.gpu_memory import (
     free_gpu_memory,
@@ -24,7 +25,6 @@ from workers.learner.tensor_files import write_tensors
 from workers.learner.weight_sync import WeightSync
 from workers.learner.zero import ZeroEngine
 from workers.rollout.rollout_group import RolloutGroup
-from workers.supervision.watchdog import Watchdog
 from workers.sync import SENDERS, Message
 from workers.sync.adapters import AdapterSender
 from workers.sync.disk_format import is_converted
@@ -90,7 +90,7 @@ class PolicyRank(LearnerRank):
     @frees_gpu_memory_for_models
     def score_without_adapters(self, packs: list[Pack]) -> list[Floats]:
         """Returns the log-probs [K] of each pack under the weights of step 0."""
-        from rlsys.packs.lora import without_adapters
+        from rlsys.forward.lora import without_adapters
 
         with without_adapters(self.lm):
             return [logprobs.cpu().numpy() for logprobs, _ in self.zero.forward_all(packs)]
@@ -118,7 +118,7 @@ class PolicyRank(LearnerRank):
 
     def randomize_adapters(self) -> None:
         """Until `restore_adapters`, for the proof that engines merge them."""
-        from rlsys.packs.lora import adapted_layers
+        from rlsys.forward.lora import adapted_layers
         from workers.learner.adapter_proof import random_adapters
 
         layers = list(adapted_layers(self.lm).values())

@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rlsys.config.schema import Config
+from rlsys.forward.lora import adapted_layers, trained_parameters
 from rlsys.models.adapters import WEIGHTS
-from rlsys.packs.lora import adapted_layers, trained_parameters
 from workers.learner.adapter_files import peft_name, require_base, require_kind, write_adapter_files
 from workers.learner.model import with_randomness
 from workers.learner.model_shards import MAX_FILE, num_bytes, saved_tensors, split_into_files, write_index

@@ -1,11 +1,11 @@
-"""The packing proof of each role, at its start. See `rlsys.packs.proof`."""
+"""The packing proof of each role, at its start. See `rlsys.forward.proof`."""
 
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-from rlsys.packs.proof import in_float32, prove_packing
+from rlsys.forward.proof import in_float32, prove_packing
 from rlsys.types import Pack
 from workers.learner.partitioning import gathering_layers, is_partitioned
 from workers.learner.unpackable import LAYER_ERRORS, refusing_unpackable

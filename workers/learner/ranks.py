@@ -13,11 +13,11 @@ import ray
 from rlsys.config.schema import Config
 from rlsys.runs.timeline import Facts, pack_facts
 from rlsys.types import Pack
+from workers.fleet.watchdog import Watchdog
 from workers.learner.checkpoint_writer import CheckpointWriter, SaveResult
 from workers.learner.zero import import_deepspeed
-from workers.supervision.ports import free_port
-from workers.supervision.watchdog import Watchdog
-from workers.supervision.worker_setup import setup_worker_process
+from workers.start.ports import free_port
+from workers.start.worker_setup import setup_worker_process
 
 
 class LearnerRank:

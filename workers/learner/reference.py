@@ -19,16 +19,16 @@ from rlsys.config.derived import reference_names
 from rlsys.config.schema import Config, PolicyConfig
 from rlsys.runs.timeline import pack_facts, recorded
 from rlsys.types import Floats, Pack
+from workers.fleet.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
+from workers.fleet.watchdog import Watchdog
 from workers.learner.gpu_memory import frees_gpu_memory
 from workers.learner.host_memory import giving_back_large_blocks
 from workers.learner.policy import PolicyGroup
 from workers.learner.rendezvous import join_process_group
 from workers.learner.tensor_files import TensorFiles, sync_and_hash
 from workers.learner.zero import import_deepspeed
-from workers.supervision.ports import free_port
-from workers.supervision.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
-from workers.supervision.watchdog import Watchdog
-from workers.supervision.worker_setup import cpu_threads, setup_worker_process
+from workers.start.ports import free_port
+from workers.start.worker_setup import cpu_threads, setup_worker_process
 
 WEIGHTS = "reference"  # a folder in the run directory, and in a checkpoint
 
@@ -93,7 +93,7 @@ class ReferenceWorker:
 
     def load_weights(self, folder: str) -> None:
         """Replaces the weights by those that the policy has written: all that it trains."""
-        from rlsys.packs.lora import trained_parameters
+        from rlsys.forward.lora import trained_parameters
         from workers.learner.partitioning import fill_part, is_partitioned
 
         files, parameters = TensorFiles(weight_files(Path(folder))), trained_parameters(self.packed.lm)

@@ -10,8 +10,8 @@ import socket
 from datetime import timedelta
 from typing import Any
 
-from workers.supervision.nccl_settings import compare_settings, nccl_settings
-from workers.supervision.network import choose_interface, print_network
+from workers.start.nccl_settings import compare_settings, nccl_settings
+from workers.start.network import choose_interface, print_network
 
 
 def join_process_group(

@@ -1,9 +1,9 @@
-"""Groups of ranks that share sequences: see `rlsys.packs.sequence_parallel`."""
+"""Groups of ranks that share sequences: see `rlsys.forward.sequence_parallel`."""
 
 from datetime import timedelta
 from functools import partial
 
-from rlsys.packs.sequence_parallel import SequenceGroup
+from rlsys.forward.sequence_parallel import SequenceGroup
 
 
 def create_sequence_group(ranks: int, timeout: timedelta) -> SequenceGroup:

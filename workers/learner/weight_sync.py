@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from rlsys.errors import ConfigError, WorkerFailed
+from workers.fleet.watchdog import failure_severity
 from workers.learner.ranks import LearnerGroup
 from workers.rollout.rollout_group import RolloutGroup, WeightUpdate
-from workers.supervision.watchdog import failure_severity
 from workers.sync import SENDERS
 from workers.sync.transport import PartRefs
 from workers.sync.verify import combine_ranks

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from rlsys.forward.decoder import own_attention
+from rlsys.forward.logprob_head import LogprobHead, exclude
+from rlsys.forward.lora import adapted_layers, is_adapter, trained_parameters, without_adapters
+from rlsys.forward.sequence_parallel import sequence_group
 from rlsys.interfaces import STEP_0, Sampling, WhatIf
 from rlsys.models.adapters import WEIGHTS, is_adapter_directory
-from rlsys.packs.decoder import own_attention
-from rlsys.packs.logprob_head import LogprobHead, exclude
-from rlsys.packs.lora import adapted_layers, is_adapter, trained_parameters, without_adapters
-from rlsys.packs.sequence_parallel import sequence_group
 from rlsys.types import Floats, Pack
 from workers.learner.adapter_files import peft_name
 from workers.learner.tensor_files import TensorFiles

@@ -14,8 +14,8 @@ from rlsys.config.derived import reduce_bucket
 from rlsys.config.schema import Config, PolicyConfig
 from rlsys.types import Pack
 from workers.learner.deepspeed_config import deepspeed_config
-from workers.supervision.imports import hide_modules
-from workers.supervision.worker_setup import cpu_threads
+from workers.start.imports import hide_modules
+from workers.start.worker_setup import cpu_threads
 from workers.sync.layout import shard_range
 
 MUON_MODULE, MUON_CLASS = "deepspeed.runtime.zero.muon.muon_optimizer", "MuonWithAuxAdam"
@@ -28,8 +28,8 @@ class ZeroEngine:
         import torch
         from deepspeed.accelerator import get_accelerator
 
-        from rlsys.packs.mixers import run_as_often_on_all_ranks
-        from rlsys.packs.sequence_parallel import split_sequences
+        from rlsys.forward.mixers import run_as_often_on_all_ranks
+        from rlsys.forward.sequence_parallel import split_sequences
         from workers.learner.guarded_adamw import GuardedAdamW
         from workers.learner.partitioning import is_partitioned, zero_init
         from workers.learner.rendezvous import limit_of_waiting

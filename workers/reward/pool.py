@@ -16,13 +16,13 @@ from rlsys.rewards.judge import combine_verdicts, reward_inputs
 from rlsys.rewards.settings import RewardSettings, reward_services, worker_name
 from rlsys.runs.timeline import recorded
 from rlsys.types import Prompt, Sample, Verdict
+from workers.fleet.process_registry import restart_actors
+from workers.fleet.replaceable_workers import MAX_ATTEMPTS
+from workers.fleet.watchdog import POLL_S, Watchdog, explain_failure
 from workers.reward.dispatch import ASYNC_LISTS, Dispatcher, PendingVerdicts, Submit, dispatch_limits
 from workers.reward.runner import RewardRunner
 from workers.reward.sample_queue import JudgeResult, RewardItem
-from workers.supervision.process_registry import restart_actors
-from workers.supervision.replaceable_workers import MAX_ATTEMPTS
-from workers.supervision.watchdog import POLL_S, Watchdog, explain_failure
-from workers.supervision.worker_setup import setup_worker_process
+from workers.start.worker_setup import setup_worker_process
 
 # Ray itself restarts a lost reward worker and repeats the calls it was running.
 RAY_OPTIONS = {"max_concurrency": ASYNC_LISTS + 1, "max_restarts": -1, "max_task_retries": -1}

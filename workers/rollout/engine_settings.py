@@ -8,7 +8,7 @@ from rlsys.config.derived import DEFAULT_BATCHED_TOKENS, max_batched_tokens, run
 from rlsys.config.schema import Config
 from rlsys.models.cache_blocks import cache_blocks
 from rlsys.models.lookup import known_model_shape
-from workers.supervision.gpu_environment import shared_gpu_environment
+from workers.start.gpu_environment import shared_gpu_environment
 
 # All processes of an engine are on one node and talk to each other over loopback.
 LOOPBACK = {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from rlsys.errors import WorkerFailed
 from rlsys.types import Request, Sample
-from workers.supervision.watchdog import POLL_S, StallTimer, Watchdog, explain_failure
+from workers.fleet.watchdog import POLL_S, StallTimer, Watchdog, explain_failure
 
 Key = tuple[str, int]  # uid and index of a sample
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 from rlsys.errors import NodeLost, WorkerLost, WrongWeights
 from rlsys.types import Request, Sample
+from workers.fleet.replaceable_workers import ReplaceableWorkers
+from workers.fleet.watchdog import POLL_S, Watchdog
 from workers.rollout.engine_streams import EngineStreams
 from workers.rollout.request_scheduler import RequestScheduler
 from workers.rollout.suspects import Suspects
-from workers.supervision.replaceable_workers import ReplaceableWorkers
-from workers.supervision.watchdog import POLL_S, Watchdog
 
 MAX_LOST_IN_A_ROW = 10  # processes of an engine, without a sample; one that ends engines is found sooner
 

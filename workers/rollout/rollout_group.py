@@ -8,9 +8,9 @@ from typing import Any
 from rlsys.config.schema import Config
 from rlsys.errors import WorkerFailed, WorkerLost
 from rlsys.types import Request, Sample
+from workers.fleet.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
+from workers.fleet.watchdog import Watchdog
 from workers.rollout.generation import Generation
-from workers.supervision.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
-from workers.supervision.watchdog import Watchdog
 from workers.sync import SENDERS, Message
 from workers.sync.transport import PartRefs
 

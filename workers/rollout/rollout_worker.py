@@ -17,6 +17,7 @@ from rlsys.config.schema import Config
 from rlsys.errors import WrongWeights
 from rlsys.runs.timeline import recorded, request_facts
 from rlsys.types import Request, Sample, join_partial, stop_at
+from workers.fleet.process_registry import register_process
 from workers.rollout.architecture import keeps_state
 from workers.rollout.async_engine import AsyncEngine
 from workers.rollout.engine import Engine
@@ -26,8 +27,7 @@ from workers.rollout.read_write_lock import ReadWriteLock
 from workers.rollout.refusal import refusing_model
 from workers.rollout.stopping import read_end_ids, stop_length
 from workers.rollout.vllm_requests import Stops, request_id
-from workers.supervision.process_registry import register_process
-from workers.supervision.worker_setup import setup_worker_process
+from workers.start.worker_setup import setup_worker_process
 from workers.sync import RECEIVERS, Message
 from workers.sync.transport import PartRefs
 from workers.sync.verify import combine_devices, describe_differences, list_names

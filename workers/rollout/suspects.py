@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rlsys.types import Request
-from workers.supervision.replaceable_workers import MAX_ATTEMPTS
+from workers.fleet.replaceable_workers import MAX_ATTEMPTS
 
 Key = tuple[str, int]  # uid and index of a sample
 PARTS = 8  # that a lost part is split into

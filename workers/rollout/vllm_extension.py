@@ -25,7 +25,7 @@ class WorkerExtension:
 
     def rlsys_batch_dependent_matrices(self) -> list[str]:
         """Returns the matrices whose products depend, on this machine, on the other tokens of the batch."""
-        from rlsys.packs.exact import depends_on_batch
+        from rlsys.forward.exact import depends_on_batch
 
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         by_shape = {p.shape: (name, p) for name, p in model.named_parameters() if p.dim() == 2}

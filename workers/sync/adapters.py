@@ -138,7 +138,7 @@ class AdapterMerger:
         self.matrices.clear()
 
     def weight(self, name: str) -> Any:
-        from rlsys.packs.lora import merge
+        from rlsys.forward.lora import merge
 
         sent = self.formats[name]
         base = self.base[name].to(self.device, sent if name in self.uncast else self.dtype)

@@ -22,9 +22,9 @@ from typing import Any
 
 import ray
 
-from workers.supervision.nccl_settings import NcclSettings, nccl_settings, require_same_settings
-from workers.supervision.network import choose_interface, print_network
-from workers.supervision.ports import free_port
+from workers.start.nccl_settings import NcclSettings, nccl_settings, require_same_settings
+from workers.start.network import choose_interface, print_network
+from workers.start.ports import free_port
 from workers.sync.layout import ManifestEntry, plan_packet, split_into_buckets, tensor_views
 from workers.sync.outgoing import OutgoingWeights
 from workers.sync.transport import Message, PartRefs

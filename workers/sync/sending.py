@@ -49,7 +49,7 @@ class PolicyWeights:
 
     def base_tensors(self) -> dict[str, Any]:
         """The model's own tensors by name, without adapters, which are sent as a part of the weights."""
-        from rlsys.packs.lora import is_adapter
+        from rlsys.forward.lora import is_adapter
 
         # Biases come first: vLLM unpacks tensors where they lie, so none in float32 may follow an odd number of bfloat16.
         return self.router_biases() | {name: p for name, p in self.model.named_parameters() if not is_adapter(name)}
@@ -82,7 +82,7 @@ class PolicyWeights:
 
     def adapted_layer(self, parameter: str) -> Any:
         """The layer whose weight the parameter is if it has an adapter, else None."""
-        from rlsys.packs.lora import LoraLinear
+        from rlsys.forward.lora import LoraLinear
 
         module, _, kind = parameter.rpartition(".")
         layer = self.model.get_submodule(module)

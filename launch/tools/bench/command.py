@@ -14,16 +14,16 @@ from rich.console import Console
 from launch import datasets
 from launch.printing import print_line, write_figures
 from launch.tools import synthetic
+from launch.tools.analysis.trace import read_spans, write_trace
 from launch.tools.bench.figures import BenchMachine, RankMemory, measure, require_whole_updates
 from launch.tools.bench.options import BenchOptions, BenchSetup, load_model_settings, make_prompts, make_setup
 from launch.tools.bench.peak_flops import gpu_name, gpu_peak, measure_cpu_peak
 from launch.tools.bench.report import print_report
+from launch.tools.estimates.memory import SequenceLengths
+from launch.tools.estimates.processes import memory_by_role
 from launch.tools.plan import costs
-from rlsys.analysis.trace import read_spans, write_trace
 from rlsys.config.schema import Config
 from rlsys.data import Dataset
-from rlsys.estimates.memory import SequenceLengths
-from rlsys.estimates.processes import memory_by_role
 from rlsys.models.config_json import context_from_config
 from rlsys.models.lookup import known_flop_counter, known_model_shape
 from rlsys.pipeline import SyncSchedule
@@ -85,14 +85,14 @@ def run_loop(
 ) -> BenchMachine:
     """Trains for warmup and measured steps."""
     from launch.cluster import running_cluster
-    from rlsys.numerics.diagnosis import explain_disagreement
+    from launch.tools.advice import choose_checkpointing, explain_disagreement
     from rlsys.runs.stopping import StopSignal
     from rlsys.trainer import Trainer
-    from workers.supervision.watchdog import Watchdog
+    from workers.fleet.watchdog import Watchdog
 
     config = setup.config
     watchdog = Watchdog.from_config(config, run.logs, StopSignal(), progress.note, run.record_event)
-    with running_cluster(config, watchdog) as cluster:
+    with running_cluster(config, watchdog, choose_checkpointing) as cluster:
         run.warm_up_writer()
         vocabulary = min(len(cluster.tokenizer), int(model_settings.get_text_config().vocab_size))
         prompts = make_prompts(setup, options, vocabulary, cluster, progress)

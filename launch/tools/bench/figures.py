@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launch.fitting.layout import worker_names
+from launch.tools.analysis.trace import Span, busy_seconds, read_spans
 from launch.tools.bench.options import BenchOptions, BenchSetup
+from launch.tools.fitting.layout import worker_names
 from rlsys.algorithms.losses import LOSSES
-from rlsys.analysis.trace import Span, busy_seconds, read_spans
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
 from rlsys.models.flops import FlopCounter

@@ -4,8 +4,8 @@ import os
 import time
 
 from launch.bundles import critic_ranks, reference_gpus
+from launch.tools.estimates.devices import peak_flops
 from rlsys.config.schema import Config
-from rlsys.estimates.devices import peak_flops
 
 
 def measure_cpu_peak(config: Config) -> float:

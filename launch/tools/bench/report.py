@@ -5,8 +5,8 @@ from rich.table import Column
 
 from launch.printing import make_table, print_line
 from launch.tools.bench.figures import BenchReport
+from launch.tools.estimates.devices import GIB
 from rlsys.config.schema import Config
-from rlsys.estimates.devices import GIB
 
 
 def print_report(report: BenchReport, config: Config, console: Console) -> None:
@@ -65,7 +65,7 @@ def print_flop_use_note(report: BenchReport, config: Config, console: Console) -
     if not report.work.flops:
         note = "FLOP use is not known: this architecture's work is not counted (rlsys/models/flops.py)"
     elif peak is None:
-        note = "FLOP use is not known: these GPUs are not in the table (rlsys/estimates/devices.py)"
+        note = "FLOP use is not known: these GPUs are not in the table (launch/tools/estimates/devices.py)"
     else:
         reference = "a large matrix product here" if config.cluster.device == "cpu" else "the peak of the GPUs"
         note = f"FLOP use: necessary work, over {reference}: {peak / 1e9:,.0f} GFLOP/s"

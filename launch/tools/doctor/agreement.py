@@ -8,9 +8,9 @@ from rich.console import Console
 
 from launch import datasets
 from launch.printing import make_table, print_line
+from launch.tools.diagnosis.explain import Diagnosis, diagnose
+from rlsys import agreement
 from rlsys.config.schema import Config
-from rlsys.numerics import agreement
-from rlsys.numerics.diagnosis import Diagnosis, diagnose
 from rlsys.runs.checkpoint import list_checkpoints
 from rlsys.runs.progress import Progress
 
@@ -27,12 +27,13 @@ def check_agreement(config: Config, console: Console) -> int:
     )
     datasets.peek(config)
     from launch.cluster import running_cluster
-    from workers.supervision.watchdog import Watchdog
+    from launch.tools.advice import choose_checkpointing
+    from workers.fleet.watchdog import Watchdog
 
     with (
         tempfile.TemporaryDirectory(prefix="rlsys-doctor-") as logs,
         Progress(console, 0) as progress,
-        running_cluster(config, Watchdog(Path(logs), note=progress.note)) as cluster,
+        running_cluster(config, Watchdog(Path(logs), note=progress.note), choose_checkpointing) as cluster,
     ):
         prompts = datasets.load(config, cluster.tokenizer, cluster.limits, progress.note)
         cluster.wait_until_ready(prompts.longest_sequence)

@@ -17,11 +17,11 @@ import psutil
 
 from launch.bundles import make_bundles
 from launch.ray_session.leftovers import SYSTEM_TEMP_DIR, abandoned_folders, short_temp_dir
+from launch.tools.estimates.host import read_cgroup, usable_memory
 from rlsys.config.cache import cache_dir, hub_cache
 from rlsys.config.derived import runs_eagerly
 from rlsys.config.schema import Config
-from rlsys.estimates.host import read_cgroup, usable_memory
-from workers.supervision.ports import port_is_taken
+from workers.start.ports import port_is_taken
 
 RAY_PORTS = {  # where `ray start --head` listens, by the option that changes it
     "--port": 6379,

@@ -4,7 +4,7 @@ import re
 
 from launch.tools.doctor.facts import RAY_PORTS, UNLIMITED, MachineFacts
 from launch.tools.doctor.results import CheckResult, ok, warning, wrong
-from rlsys.estimates.devices import GIB
+from launch.tools.estimates.devices import GIB
 
 ENOUGH_FILES = 8192
 

@@ -4,8 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from launch.fitting.fit import Fit, check_fit
-from launch.fitting.formatting import format_gib, format_size
+from launch.tools.estimates.devices import GIB, GPUS, split_into_nodes
+from launch.tools.estimates.engine import kv_cache_tokens
+from launch.tools.estimates.memory import SequenceLengths
+from launch.tools.fitting.fit import Fit, check_fit
+from launch.tools.fitting.formatting import format_gib, format_size
 from launch.tools.init.dataset_presets import DatasetPreset
 from launch.tools.init.options import InitOptions, find_gpu
 from launch.tools.plan.command import this_machine
@@ -13,9 +16,6 @@ from launch.tools.plan.suggestions import with_settings
 from rlsys.config.loading import gpu_defaults
 from rlsys.config.schema import Config, LoraConfig
 from rlsys.errors import ConfigError
-from rlsys.estimates.devices import GIB, GPUS, split_into_nodes
-from rlsys.estimates.engine import kv_cache_tokens
-from rlsys.estimates.memory import SequenceLengths
 from rlsys.models.shapes import ModelShape
 
 FREE_SHARE = 0.08  # of each GPU, for memory that is not counted

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from launch.tools.estimates.devices import GPUS, Gpu, parse_gpu
 from rlsys.errors import ConfigError
-from rlsys.estimates.devices import GPUS, Gpu, parse_gpu
 
 
 @dataclass(frozen=True)

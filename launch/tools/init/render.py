@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from launch.fitting.formatting import format_duration, format_gib
+from launch.tools.fitting.formatting import format_duration, format_gib
 from launch.tools.init.choose import ChosenSettings
 from launch.tools.init.dataset_presets import DatasetPreset
 from launch.tools.init.options import InitOptions

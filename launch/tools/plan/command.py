@@ -9,8 +9,11 @@ from statistics import fmean
 from rich.console import Console
 
 from launch.bundles import make_bundles
-from launch.fitting.fit import Fit, check_fit
 from launch.printing import write_figures
+from launch.tools.estimates.devices import GPUS, NodeSpec, parse_cluster, split_into_nodes
+from launch.tools.estimates.host import usable_memory
+from launch.tools.estimates.memory import SequenceLengths
+from launch.tools.fitting.fit import Fit, check_fit
 from launch.tools.plan.lengths import LengthAssumption, LengthRequest, assume_lengths, with_length_limits
 from launch.tools.plan.longest import longest_sequences
 from launch.tools.plan.offloads import find_offloads
@@ -20,9 +23,6 @@ from rlsys.checks import check
 from rlsys.config.derived import max_new_tokens
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
-from rlsys.estimates.devices import GPUS, NodeSpec, parse_cluster, split_into_nodes
-from rlsys.estimates.host import usable_memory
-from rlsys.estimates.memory import SequenceLengths
 from rlsys.models.lookup import find_model_shape, model_shape
 from rlsys.models.shapes import ModelShape
 from rlsys.rewards.settings import reward_services

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from launch.tools.analysis.trace import Span, read_spans
 from launch.tools.plan.lengths import read_run_lengths
 from launch.tools.plan.simulated_workers import Costs
-from rlsys.analysis.trace import Span, read_spans
 from rlsys.config import loading
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError

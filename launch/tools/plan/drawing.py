@@ -7,11 +7,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from launch.bundles import format_count
-from launch.fitting.fit import Fit, GpuUse, find_process
-from launch.fitting.formatting import format_gib, shorten_names
 from launch.printing import print_line
-from rlsys.estimates.devices import GIB
-from rlsys.estimates.memory import ProcessMemory, total_bytes
+from launch.tools.estimates.devices import GIB
+from launch.tools.estimates.memory import ProcessMemory, total_bytes
+from launch.tools.fitting.fit import Fit, GpuUse, find_process
+from launch.tools.fitting.formatting import format_gib, shorten_names
 
 WIDTH = 19  # four boxes in 80 columns
 BAR = 13

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from launch.tools.estimates.step_time import MEAN_OVER_MAX_LENGTH
 from launch.tools.local_data import PromptLengths, measure_prompts
 from launch.tools.synthetic import CompletionLengths
 from rlsys.config.schema import Config, OverlongConfig
-from rlsys.estimates.step_time import MEAN_OVER_MAX_LENGTH
 from rlsys.models.shapes import ModelShape
 from rlsys.runs.directory import read_lines
 

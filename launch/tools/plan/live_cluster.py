@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from launch.fitting.nodes import make_node
 from launch.ray_session.token import explain_token_refusal, use_token_if_available
+from launch.tools.estimates.devices import NodeSpec
+from launch.tools.fitting.nodes import make_node
 from rlsys.errors import ConfigError
-from rlsys.estimates.devices import NodeSpec
 
 TIMEOUT_S = 5.0
 FRESH_S = 10.0  # an older report of the autoscaler means that it has died

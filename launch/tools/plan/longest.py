@@ -6,10 +6,10 @@ A pack is then one sequence: policy.tokens_per_pack is as long as it.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from launch.fitting.fit import Fit, use_of_host, uses_of_gpus, with_known_transport
+from launch.tools.estimates.memory import SequenceLengths
+from launch.tools.estimates.processes import memory_by_role
+from launch.tools.fitting.fit import Fit, use_of_host, uses_of_gpus, with_known_transport
 from launch.tools.plan.suggestions import with_settings
-from rlsys.estimates.memory import SequenceLengths
-from rlsys.estimates.processes import memory_by_role
 from rlsys.models.shapes import ModelShape, can_share_packs
 
 SHARINGS = (1, 2, 4, 8)  # of policy.sequence_parallel

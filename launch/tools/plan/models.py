@@ -6,15 +6,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column
 
-from launch.fitting.fit import Fit, GpuUse
 from launch.printing import make_table, print_line, write_figures
+from launch.tools.estimates.devices import GIB
+from launch.tools.estimates.memory import PARTS, Moments, Parts
+from launch.tools.fitting.fit import Fit, GpuUse
 from launch.tools.plan.command import PlanOptions, check_model_shape, find_nodes, find_other_models, fit_cluster
 from launch.tools.plan.lengths import assume_lengths, with_length_limits
 from launch.tools.plan.report import describe_cluster
 from launch.tools.plan.suggestions import Suggestion, suggest_changes
 from rlsys.config.schema import Config
-from rlsys.estimates.devices import GIB
-from rlsys.estimates.memory import PARTS, Moments, Parts
 
 ROLES = {"policy": "policy-0", "engine": "rollout"}  # rank 0 sends the weights, so it needs most
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from launch.bundles import reference_gpus
-from launch.fitting.fit import TIGHT, Fit, GpuUse
+from launch.tools.fitting.fit import TIGHT, Fit, GpuUse
 from launch.tools.plan.suggestions import with_settings
 from rlsys.config.schema import Config
 

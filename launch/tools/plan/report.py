@@ -6,19 +6,19 @@ from typing import Any
 
 from rich.console import Console
 
-from launch.fitting.fit import TIGHT, Fit
-from launch.fitting.formatting import format_duration, format_gib, format_size
 from launch.printing import make_table, print_line
+from launch.tools.estimates.batch_math import batch_rows
+from launch.tools.estimates.devices import GIB, NodeSpec
+from launch.tools.estimates.engine import kv_cache_tokens, most_sequences
+from launch.tools.estimates.memory import PARTS, Parts, total_bytes
+from launch.tools.fitting.fit import TIGHT, Fit
+from launch.tools.fitting.formatting import format_duration, format_gib, format_size
 from launch.tools.plan import drawing
 from launch.tools.plan.lengths import LengthAssumption
 from launch.tools.plan.longest import MEMORY, LongestSequences
 from launch.tools.plan.offloads import Offload
 from launch.tools.plan.suggestions import Suggestion
 from launch.tools.validate import batch_table
-from rlsys.estimates.batch_math import batch_rows
-from rlsys.estimates.devices import GIB, NodeSpec
-from rlsys.estimates.engine import kv_cache_tokens, most_sequences
-from rlsys.estimates.memory import PARTS, Parts, total_bytes
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from statistics import fmean
 import numpy as np
 
 from launch.bundles import critic_ranks
+from launch.tools.estimates.virtual_time import SerialExecutor, VirtualTime
 from launch.tools.plan.simulated_workers import Costs, SimulatedEngines, SimulatedRewards
 from launch.tools.synthetic import CompletionLengths, FixedLengthRollout
+from rlsys.batching.balance import SequenceSize, assign_to_ranks, pack_cost
 from rlsys.config.derived import policy_is_reference, scores_old
 from rlsys.config.schema import Config, RewardConfig
 from rlsys.errors import ConfigError
-from rlsys.estimates.virtual_time import SerialExecutor, VirtualTime
 from rlsys.models.lookup import known_model_shape, pairs_per_token
-from rlsys.packs.balance import SequenceSize, assign_to_ranks, pack_cost
 from rlsys.pipeline import Pipeline, SyncSchedule
 from rlsys.sampling.collector import Collector
 from rlsys.sampling.oversampling import Oversampling

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from launch.tools.estimates.virtual_time import VirtualTime
 from rlsys.config.schema import Config
-from rlsys.estimates.virtual_time import VirtualTime
 from rlsys.types import Prompt, Request, Sample, Verdict
 from workers.rollout.request_scheduler import RequestScheduler
 
@@ -21,7 +21,7 @@ class Costs:
     step_s: float  # a decoding step of an engine, without any sequence
     sequence_s: float  # additional, for each sequence in a step
     prompt_s: float  # additional, for each prompt token that is prefilled
-    score_s: float  # scoring a token on a rank, in units of `rlsys.packs.balance.pack_cost`
+    score_s: float  # scoring a token on a rank, in units of `rlsys.batching.balance.pack_cost`
     update_s: float  # updating a token, in the same units
     pack_s: float = 0.0  # additional, for each pack that is scored or updated
     optimizer_s: float = 0.0  # an optimizer update, in addition to its packs

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launch.bundles import count_other_gpus, critic_ranks, reference_gpus
-from launch.fitting.fit import TIGHT, Fit
+from launch.tools.estimates.engine import kv_cache_tokens
+from launch.tools.estimates.memory import MIB
+from launch.tools.fitting.fit import TIGHT, Fit
 from rlsys.checks import check
 from rlsys.config.schema import Config, DataConfig, EvalConfig
 from rlsys.errors import ConfigError
-from rlsys.estimates.engine import kv_cache_tokens
-from rlsys.estimates.memory import MIB
 
 Settings = dict[str, Any]
 

@@ -10,9 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from launch.printing import print_line
+from launch.tools.analysis.rescoring import Disagreements, compare_rewards
 from launch.tools.rescore.inputs import find_sample_files, load_settings, parse_rewards
 from launch.tools.rescore.output import Comparisons, open_output, print_rescored
-from rlsys.analysis.rescoring import Disagreements, compare_rewards
 from rlsys.config.schema import Config
 from rlsys.rewards.judge import combine_verdicts, reward_inputs
 from rlsys.rewards.settings import reward_services

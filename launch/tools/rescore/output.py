@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 
 from launch.printing import last_characters, make_table, print_line
+from launch.tools.analysis.rescoring import Disagreements, RewardComparison
 from launch.tools.rescore.inputs import FILE_NAME
-from rlsys.analysis.rescoring import Disagreements, RewardComparison
 from rlsys.runs.samples import SavedSample, first_line, to_json
 from rlsys.types import Verdict
 

@@ -8,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from launch.cli import commands
 from launch.tools import synthetic
 from launch.tools.bench.command import planned_bytes, shared_folder
 from launch.tools.bench.figures import (
@@ -22,12 +21,13 @@ from launch.tools.bench.figures import (
 from launch.tools.bench.options import BenchOptions, make_setup
 from launch.tools.bench.peak_flops import gpu_peak
 from launch.tools.bench.report import print_report
+from launch.tools.cli import commands
+from launch.tools.estimates.devices import peak_flops
+from launch.tools.estimates.memory import SequenceLengths
+from launch.tools.estimates.processes import memory_by_role
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config, PipelineConfig
 from rlsys.errors import ConfigError
-from rlsys.estimates.devices import peak_flops
-from rlsys.estimates.memory import SequenceLengths
-from rlsys.estimates.processes import memory_by_role
 from rlsys.models.lookup import known_model_shape
 from rlsys.types import Request, Sample
 

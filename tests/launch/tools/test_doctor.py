@@ -5,12 +5,12 @@ import io
 import numpy as np
 from rich.console import Console
 
+from launch.tools.diagnosis.explain import Diagnosis
+from launch.tools.diagnosis.hypotheses import Hypothesis
 from launch.tools.doctor.agreement import checkpoint_weights, print_diagnosis
+from rlsys.agreement import Agreement
 from rlsys.checks import load_checked
 from rlsys.config.schema import Config
-from rlsys.numerics.agreement import Agreement
-from rlsys.numerics.diagnosis import Diagnosis
-from rlsys.numerics.hypotheses import Hypothesis
 from rlsys.runs.checkpoint import SUMS
 from rlsys.types import Batch, Prompt, Sample
 

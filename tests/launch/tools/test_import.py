@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 from tiny_gguf import TOKENS, VOCABULARY, make_tensors, write_gguf
 
-from launch.cli import commands
+from launch.tools.cli import commands
 from launch.tools.imports import gguf_file, trained_directory
 from rlsys.errors import ConfigError
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_multimodal import FAMILIES, MROPE, QWEN_VISION, TEXT, VISION, save_whole
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMultimodalLM
 
-from launch.cli import commands
+from launch.tools.cli import commands
 from launch.tools.imports import text_model
 from rlsys.errors import ConfigError
 from rlsys.models.support import architecture_problem

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
-from launch.cli import commands
+from launch.tools.cli import commands
 from launch.tools.init.command import default_name
 from launch.tools.init.options import InitOptions
 from launch.tools.init.render import COMMENTS

@@ -14,7 +14,7 @@ from ray.core.generated import ray_client_pb2_grpc as clients
 from ray.core.generated.ray_client_pb2 import KVGetResponse
 from ray.exceptions import GetTimeoutError
 
-from launch.fitting.nodes import make_node
+from launch.tools.fitting.nodes import make_node
 from launch.tools.plan import live_cluster
 from rlsys.errors import ConfigError
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from launch.fitting.fit import Fit, check_fit
+from launch.tools.estimates.devices import parse_cluster
+from launch.tools.estimates.memory import SequenceLengths
+from launch.tools.fitting.fit import Fit, check_fit
 from launch.tools.plan.longest import MEMORY, largest, longest_sequences
 from launch.tools.plan.suggestions import with_settings
 from rlsys.config.loading import load_config
-from rlsys.estimates.devices import parse_cluster
-from rlsys.estimates.memory import SequenceLengths
 from rlsys.models.known_shapes import look_up_shape
 
 SEVEN = look_up_shape("Qwen/Qwen2.5-Math-7B")

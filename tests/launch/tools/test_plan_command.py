@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 from made_run import make_run
 
-from launch.cli import commands
+from launch.tools.cli import commands
+from launch.tools.estimates.devices import GPUS, NodeSpec
 from launch.tools.plan import lengths
-from rlsys.estimates.devices import GPUS, NodeSpec
 
 COSTS = {"step_s": 0.01, "sequence_s": 1e-4, "prompt_s": 1e-6, "score_s": 1e-5, "update_s": 1e-4, "sync_s": 0.5}
 
@@ -425,7 +425,7 @@ def test_without_gpus_no_time_is_estimated(monkeypatch):
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_an_address_without_a_cluster_fails_at_once(scheme):
     from rlsys.errors import ConfigError
-    from workers.supervision.ports import free_port
+    from workers.start.ports import free_port
 
     address = f"{scheme}127.0.0.1:{free_port()}"
     with pytest.raises(ConfigError, match=f"--address: no Ray cluster answers at {address}"):

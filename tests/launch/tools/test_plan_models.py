@@ -8,7 +8,7 @@ import pytest
 from click import UsageError
 from click.testing import CliRunner
 
-from launch.cli import commands
+from launch.tools.cli import commands
 
 SEVEN, PARAMETERS, ADAPTERS = "Qwen/Qwen2.5-7B", 7_615_616_512, 80_740_352  # adapters of rank 32, as peft counts them
 ONE_GPU = ["cluster.placement=colocated", "policy.ranks=1", "rollout.engines=1", "rollout.gpu_memory=0.7"]

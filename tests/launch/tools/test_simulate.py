@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import pytest
 
+from launch.tools.analysis.trace import Span
 from launch.tools.plan import costs, simulated_workers
 from launch.tools.plan.simulate import SimulatedLoop
 from launch.tools.plan.simulated_workers import Costs, SimulatedEngine
 from launch.tools.synthetic import CompletionLengths
-from rlsys.analysis.trace import Span
 from rlsys.config import loading
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError

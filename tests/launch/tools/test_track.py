@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 from saved import save
 
-from launch.cli import commands
+from launch.tools.cli import commands
 from rlsys.checks import load_checked
 from rlsys.config import loading
 from rlsys.errors import ConfigError

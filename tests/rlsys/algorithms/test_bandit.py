@@ -19,7 +19,7 @@ from torch import Tensor
 from rlsys.algorithms.advantages import ESTIMATORS
 from rlsys.algorithms.credit import CreditAssignment
 from rlsys.algorithms.losses import LOSSES
-from rlsys.packs.packing import token_weights
+from rlsys.batching.packing import token_weights
 from rlsys.types import Columns
 
 Estimate = Callable[[Tensor, Tensor], Tensor]  # rewards [N], groups [N] -> advantages [N]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlsys.algorithms.advantages import dr_grpo
 from rlsys.algorithms.losses import ppo_clip
 from rlsys.algorithms.modes import mode_rewards
-from rlsys.packs.packing import token_weights
+from rlsys.batching.packing import token_weights
 
 GAMMA, ALPHA = 0.25, 0.125
 SHORT, THINK = "<short>", "<think>"

@@ -30,9 +30,9 @@ from rlsys.algorithms import entropy_control, kl
 from rlsys.algorithms.corrections import CORRECTIONS
 from rlsys.algorithms.gae import gae, whiten
 from rlsys.algorithms.losses import LOSSES
-from rlsys.packs.logprob_head import ChunkedLogprobs
-from rlsys.packs.packing import token_weights
-from rlsys.packs.values import value_loss
+from rlsys.batching.packing import token_weights
+from rlsys.forward.logprob_head import ChunkedLogprobs
+from rlsys.forward.values import value_loss
 
 LENGTHS = torch.tensor([4, 4, 1, 2])
 SEQUENCES = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 3, 3])

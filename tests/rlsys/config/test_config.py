@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rlsys.algorithms import advantages, corrections, kl, losses
+from rlsys.batching import packing
 from rlsys.checks import values
 from rlsys.checks.methods import CORRECTION_BOUNDS
 from rlsys.config import loading, methods, schema
 from rlsys.config.schema import Config
-from rlsys.packs import packing
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

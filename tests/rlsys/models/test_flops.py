@@ -9,7 +9,7 @@ from models.small_families import (
     small_config,
 )
 
-from rlsys.estimates.devices import peak_flops
+from launch.tools.estimates.devices import peak_flops
 from rlsys.models.config_json import parse_config
 from rlsys.models.lookup import known_flop_counter
 from rlsys.models.shapes import ModelShape

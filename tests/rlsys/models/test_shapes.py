@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 from models.small_families import COMMON, FAMILIES, build_without_weights, small_config
 
+from rlsys.batching.balance import DEFAULT_PAIRS_PER_TOKEN
 from rlsys.errors import ConfigError
 from rlsys.models.config_json import KNOWN_FAMILIES, context_from_config, parse_config
 from rlsys.models.known_shapes import BUILTIN_MODELS, KNOWN_SHAPES, look_up_shape
 from rlsys.models.lookup import model_shape, pairs_per_token
-from rlsys.packs.balance import DEFAULT_PAIRS_PER_TOKEN
 from rlsys.tasks import zigzag
 from rlsys.tasks.builtin import TINY_MODELS
 

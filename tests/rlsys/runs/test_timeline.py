@@ -8,7 +8,7 @@ import pytest
 from fakes import make_sample
 from machines import Machines
 
-from rlsys.analysis.trace import read_spans
+from launch.tools.analysis.trace import read_spans
 from rlsys.runs import timeline
 from rlsys.runs.directory import read_lines
 from rlsys.runs.timeline import recorded, span

@@ -9,7 +9,7 @@ import pytest
 from fakes import make_batch, make_config
 from machines import Machines, killed_while, learned
 
-from rlsys.packs.packing import pack
+from rlsys.batching.packing import pack
 from rlsys.sampling.early_scoring import BatchScorer, EarlyScoring
 from rlsys.types import Batch, Verdict
 

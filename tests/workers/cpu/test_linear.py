@@ -8,7 +8,7 @@ import torch
 import torch._dynamo.config as dynamo
 import torch.nn.functional as F
 
-from rlsys.packs import exact
+from rlsys.forward import exact
 from workers.cpu import linear
 
 

@@ -18,9 +18,9 @@ from workers.episodes.episode_rollout import EpisodeRollout, OpenEpisode
 from workers.episodes.messages import Asked, Ended
 from workers.episodes.pool import EpisodePool
 from workers.episodes.worker import RAY_OPTIONS, EpisodeWorker
-from workers.supervision.process_registry import read_process_info
-from workers.supervision.watchdog import Watchdog
-from workers.supervision.worker_forkserver import MODELS, fork_command
+from workers.fleet.process_registry import read_process_info
+from workers.fleet.watchdog import Watchdog
+from workers.start.worker_forkserver import MODELS, fork_command
 
 GAME = """
 import asyncio, random

@@ -15,7 +15,7 @@ from rlsys.config.schema import Config
 from workers.episodes.messages import Answer, Command, Drop, Start
 from workers.episodes.pool import EpisodePool
 from workers.episodes.worker import RAY_OPTIONS, EpisodeWorker
-from workers.supervision.watchdog import Watchdog
+from workers.fleet.watchdog import Watchdog
 
 GAME = """
 async def play(row, ask):

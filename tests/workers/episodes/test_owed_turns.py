@@ -15,9 +15,9 @@ from rlsys.errors import WorkerFailed
 from rlsys.types import Prompt, Request, Sample
 from workers.episodes.episode_rollout import EpisodeRollout
 from workers.episodes.messages import Asked
+from workers.fleet.watchdog import Watchdog
 from workers.rollout import engine_streams
 from workers.rollout.generation import Generation
-from workers.supervision.watchdog import Watchdog
 
 PATIENCE_S = 20
 

@@ -23,8 +23,8 @@ torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment, meth
 
 from rlsys.config.methods import CORRECTIONS, KL_ESTIMATORS, LOSSES, AlgorithmConfig, CorrectionConfig, EntropyConfig
 from rlsys.config.schema import Config
-from rlsys.packs import attention
-from rlsys.packs.logprobs import PackedLogprobs
+from rlsys.forward import attention
+from rlsys.forward.logprobs import PackedLogprobs
 from workers.learner.guarded_adamw import GuardedAdamW
 from workers.learner.objective import Objective
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from rlsys.packs import decoder, layout
+from rlsys.forward import decoder, layout
 
 build_real_layout = layout.build_layout
 

@@ -8,10 +8,10 @@ import torch
 from fakes import make_batch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rlsys.batching.packing import pack
 from rlsys.config.schema import PolicyConfig
-from rlsys.packs import attention
-from rlsys.packs.logprobs import PackedLogprobs
-from rlsys.packs.packing import pack
+from rlsys.forward import attention
+from rlsys.forward.logprobs import PackedLogprobs
 from rlsys.types import Columns, Pack
 
 LR, UPDATES = 1e-3, 2

@@ -33,7 +33,7 @@ FILES = [
     *(f"workers/rollout/{name}.py" for name in ("output_blocks", "kv_slots", "stopping", "stops_in_blocks")),
     *(f"workers/learner/{name}.py" for name in ("rendezvous", "zero", "guarded_adamw", "gpu_memory")),
     *(f"workers/learner/{name}.py" for name in ("partitioning", "sequence_groups", "zero_state", "reference")),
-    "rlsys/packs/flash.py",
+    "rlsys/forward/flash.py",
     "launch/placement.py",
 ]
 ANYTHING = object()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from streamed_update import CASES, UPDATES, Case, build_model, run_plainly
 
-from workers.supervision.ports import free_port
+from workers.start.ports import free_port
 
 HERE = Path(__file__).parent
 PATHS = [HERE, HERE.parent.parent / "rlsys", HERE.parent.parent.parent]

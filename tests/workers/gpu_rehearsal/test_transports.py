@@ -19,15 +19,15 @@ import reusable_ranks
 from fakes import make_batch
 from safetensors.numpy import load_file
 
+from rlsys.batching.packing import pack
 from rlsys.config.schema import Config
 from rlsys.errors import WorkerFailed, WorkerLost
-from rlsys.packs.packing import pack
 from rlsys.types import Columns
+from workers.fleet.process_registry import clear_registry
+from workers.fleet.watchdog import Watchdog
 from workers.learner.policy import PolicyGroup
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
 from workers.rollout.rollout_group import RolloutGroup
-from workers.supervision.process_registry import clear_registry
-from workers.supervision.watchdog import Watchdog
 
 HERE = str(Path(__file__).parent)
 FIRST_LAYER = "model.layers.0.self_attn"

@@ -9,7 +9,7 @@ import torch
 
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
-from rlsys.packs import lora
+from rlsys.forward import lora
 from workers.learner.adapter_proof import prove_adapters
 from workers.learner.model import load_policy
 from workers.sync.sending import PolicyWeights

@@ -33,7 +33,7 @@ def prepare(group: RolloutGroup, fault: Any = None) -> None:
     """The engine is as at its start, or merges with a fault."""
 
     def plant(worker: Any) -> None:
-        from rlsys.packs import lora
+        from rlsys.forward import lora
 
         worker.right_merge = getattr(worker, "right_merge", lora.merge)
         lora.merge, worker.weights_error = fault or worker.right_merge, ""

@@ -8,8 +8,8 @@ import pytest
 import torch
 from test_policy import ragged_batch, weigh
 
+from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config
-from rlsys.packs.packing import pack, unpack
 from rlsys.types import Columns, Floats
 from workers.learner.critic import CriticGroup
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from launch.tools import check
+from rlsys.batching.packing import empty_pack, unpack
 from rlsys.config.schema import Config
-from rlsys.packs.packing import empty_pack, unpack
 from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Floats, Prompt
+from workers.fleet.watchdog import Watchdog
 from workers.learner.gradients import compare_gradients, with_zero_stage
-from workers.supervision.watchdog import Watchdog
 
 
 def floats(*values: float) -> Floats:

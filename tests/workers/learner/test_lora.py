@@ -13,10 +13,10 @@ from plain_policy import PlainPolicy
 from test_policy import ragged_batch, train, train_plainly, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
 from rlsys.interfaces import STEP_0, Sampling, WhatIf
-from rlsys.packs.packing import pack, unpack
 from workers.learner.merged_model import write_merged_model
 from workers.learner.model import load_policy
 from workers.learner.policy import PolicyGroup

@@ -12,10 +12,10 @@ from transformers import AutoConfig
 
 from rlsys.config.loading import load_config
 from rlsys.errors import ConfigError
+from rlsys.forward.attention import PACKED_ATTENTION
+from rlsys.forward.logprobs import PackedLogprobs
+from rlsys.forward.proof import proof_packs
 from rlsys.models.support import DRAW_EXPERTS
-from rlsys.packs.attention import PACKED_ATTENTION
-from rlsys.packs.logprobs import PackedLogprobs
-from rlsys.packs.proof import proof_packs
 from workers.learner import model
 from workers.learner.model import load_causal_lm, load_packed, offload_layer_inputs
 from workers.learner.proof import prove_logprobs
@@ -86,12 +86,12 @@ def test_parameters_have_one_dtype_and_biases_of_routers_keep_theirs(stored: str
 LOAD_PARTITIONED = """
 import json, sys
 from rlsys.config.loading import load_config
-from rlsys.packs import attention
+from rlsys.forward import attention
 from transformers import AttentionInterface
 from workers.learner.model import load_packed
 from workers.learner.rendezvous import join_process_group
 from workers.learner.zero import import_deepspeed
-from workers.supervision.ports import free_port
+from workers.start.ports import free_port
 
 file, folder, options, drop = json.load(sys.stdin)
 config = load_config(file, options)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from rlsys.batching.minibatches import loss_weights, weigh_other_terms
+from rlsys.batching.packing import empty_pack, pack
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
-from rlsys.packs.minibatches import loss_weights, weigh_other_terms
-from rlsys.packs.packing import empty_pack, pack
 from rlsys.types import Batch, Columns, Floats, Ints, Pack, Prompt, Sample
 from workers.learner.objective import Objective
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rlsys.errors import ConfigError
+from rlsys.forward.lora import adapted_layers, add_adapters
 from rlsys.models.adapters import read_adapter_config
-from rlsys.packs.lora import adapted_layers, add_adapters
 from rlsys.tasks.builtin import TINY_MODELS
 from workers.learner.adapter_files import fill_adapters
 from workers.learner.peft_proof import compare_with_peft

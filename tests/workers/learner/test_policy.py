@@ -13,12 +13,12 @@ import torch
 from plain_policy import CONSTANT, PlainPolicy, PlainSample
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlsys.batching.minibatches import weigh_other_terms
+from rlsys.batching.packing import pack, token_weights, unpack
 from rlsys.config.methods import NORMALIZERS
 from rlsys.config.schema import Config
 from rlsys.errors import WorkerFailed
 from rlsys.models.weight_files import weight_file_problems
-from rlsys.packs.minibatches import weigh_other_terms
-from rlsys.packs.packing import pack, token_weights, unpack
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample
 from workers.learner.policy import PolicyGroup
 from workers.sync.host_memory import map_file

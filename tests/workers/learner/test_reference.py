@@ -12,13 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from zigzag_requests import PROMPTS, make_batch
 
+from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config
-from rlsys.packs.packing import pack, unpack
 from rlsys.tasks import zigzag
 from rlsys.types import Batch, Columns, Sample
+from workers.fleet.watchdog import Watchdog
 from workers.learner.policy import PolicyGroup
 from workers.learner.reference import Reference, ReferenceWorker, reference_number
-from workers.supervision.watchdog import Watchdog
 
 
 def test_the_reference_scores_with_the_model_that_it_is_started_with(

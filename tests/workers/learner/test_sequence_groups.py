@@ -13,9 +13,9 @@ from plain_policy import PlainPolicy
 from test_critic import learn, values
 from test_policy import ragged_batch, train, train_plainly, weights
 
+from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config
 from rlsys.interfaces import Sampling, WhatIf
-from rlsys.packs.packing import pack, unpack
 from workers.learner.critic import CriticGroup
 from workers.learner.policy import PolicyGroup
 from workers.learner.ranks import share_facts

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rlsys.algorithms.credit import CreditAssignment
+from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config
 from rlsys.metrics import step_metrics
-from rlsys.packs.packing import pack, unpack
 from rlsys.runs.state import RunState
 from rlsys.types import Batch, Columns, Metrics, Prompt, Sample
 from rlsys.updates import Updates

@@ -12,12 +12,12 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from launch.tools.diagnosis.explain import Diagnosis, diagnose
+from rlsys.agreement import Agreement
+from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config
+from rlsys.forward.attention import PACKED_ATTENTION, packed_attention
 from rlsys.interfaces import ModelFacts, WhatIf
-from rlsys.numerics.agreement import Agreement
-from rlsys.numerics.diagnosis import Diagnosis, diagnose
-from rlsys.packs.attention import PACKED_ATTENTION, packed_attention
-from rlsys.packs.packing import pack, unpack
 from rlsys.types import Batch, Floats, Pack, Prompt, Sample
 from workers.learner.model import load_packed
 from workers.learner.model_facts import read_model_facts

@@ -15,8 +15,8 @@ import pytest
 import torch
 from test_policy import KL_COEF, LR, ragged_batch, train, weigh, weights
 
+from rlsys.batching.packing import pack
 from rlsys.config.schema import Config
-from rlsys.packs.packing import pack
 from rlsys.types import Columns
 from workers.learner.policy import PolicyGroup
 from workers.learner.zero import MUON_CLASS, MUON_MODULE

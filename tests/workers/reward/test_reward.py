@@ -16,9 +16,9 @@ import pytest
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError, WorkerLost
 from rlsys.types import Prompt, Sample, Verdict
+from workers.fleet.process_registry import read_process_info
+from workers.fleet.watchdog import Watchdog
 from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
-from workers.supervision.process_registry import read_process_info
-from workers.supervision.watchdog import Watchdog
 
 TRAPS = """
 import os, subprocess, sys, time

@@ -14,8 +14,8 @@ from rlsys.rewards.model import RewardModel, model
 from rlsys.rewards.settings import reward_services
 from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Prompt, Sample
+from workers.fleet.watchdog import Watchdog
 from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
-from workers.supervision.watchdog import Watchdog
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'user' %}>{% endif %}{% endfor %}"
 

@@ -9,8 +9,8 @@ import torch
 from vllm.v1.core.kv_cache_utils import _get_kv_cache_groups_uniform_page_size
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
+from launch.tools.estimates.cache import sequence_bytes
 from rlsys.config.schema import ClusterConfig, Config, RolloutConfig
-from rlsys.estimates.cache import sequence_bytes
 from rlsys.models.cache_blocks import cache_blocks
 from rlsys.models.config_json import parse_config
 from rlsys.models.shapes import ModelShape

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
+from launch.tools.diagnosis.explain import diagnose
+from rlsys.agreement import Agreement, measure_agreement
+from rlsys.batching.packing import pack
 from rlsys.config.schema import Config
 from rlsys.interfaces import STEP_0, Sampling, WhatIf
-from rlsys.numerics.agreement import Agreement, measure_agreement
-from rlsys.numerics.diagnosis import diagnose
-from rlsys.packs.packing import pack
 from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Columns, Prompt
 from workers.learner.policy import PolicyGroup

@@ -24,13 +24,13 @@ import json, sys
 from pathlib import Path
 from safetensors.torch import save_file
 from rlsys.config.loading import load_config
-from rlsys.packs.proof import proof_packs
+from rlsys.forward.proof import proof_packs
 from workers.learner import model_shards, policy_checkpoint
 from workers.learner.model import load_policy
 from workers.learner.rendezvous import join_process_group
 from workers.learner.tensor_files import write_tensors
 from workers.learner.zero import ZeroEngine, import_deepspeed
-from workers.supervision.ports import free_port
+from workers.start.ports import free_port
 
 config = load_config("configs/tiny_cpu.yaml", ["policy.zero_stage=3"])
 import_deepspeed(config, ranks=1)

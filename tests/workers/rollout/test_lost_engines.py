@@ -14,9 +14,9 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError,
 
 from rlsys.errors import WorkerLost
 from rlsys.types import Request, Sample
+from workers.fleet.watchdog import Watchdog, lost_with_its_node
 from workers.rollout import engine_streams
 from workers.rollout.generation import Generation
-from workers.supervision.watchdog import Watchdog, lost_with_its_node
 
 
 class Engine:

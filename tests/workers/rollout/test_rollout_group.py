@@ -15,8 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from zigzag_requests import PROMPTS, generate, make_batch, make_requests, same_bits
 
+from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config
-from rlsys.packs.packing import pack, unpack
 from rlsys.types import Columns, Request, Sample
 from workers.learner.model import load_packed
 from workers.learner.policy import PolicyGroup

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from zigzag_requests import PROMPTS, generate, make_batch, make_requests
 
+from rlsys.batching.packing import pack
 from rlsys.config.schema import Config
-from rlsys.packs.packing import pack
 from rlsys.types import Request, Sample, stop_at
 from workers.learner.model import load_packed
 from workers.rollout.engine_settings import CPU_ENVIRONMENT, engine_arguments

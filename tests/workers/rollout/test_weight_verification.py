@@ -12,10 +12,10 @@ from zigzag_requests import generate, make_requests, same_bits
 
 from rlsys.config.schema import Config
 from rlsys.errors import WorkerLost
+from workers.fleet.watchdog import Watchdog
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
 from workers.rollout.rollout_group import RolloutGroup, WeightUpdate
 from workers.rollout.rollout_worker import RolloutWorker
-from workers.supervision.watchdog import Watchdog
 from workers.sync.host_memory import HostMemory
 from workers.sync.layout import shard_views, tensor_view
 from workers.sync.outgoing import OutgoingWeights

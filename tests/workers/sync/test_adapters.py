@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rlsys.errors import ConfigError
-from rlsys.packs.lora import add_adapters
+from rlsys.forward.lora import add_adapters
 from workers.sync.adapters import AdapterMatrices, AdapterMerger
 from workers.sync.sending import PolicyWeights
 

@@ -1,0 +1,1 @@
+"""Finds why log-probs of engines and policy differ."""

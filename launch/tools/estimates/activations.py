@@ -1,0 +1,254 @@
+"""What a forward or backward pass over a pack holds in memory, in the worst case: all completions at maximum length."""
+
+import math
+from dataclasses import dataclass
+
+from launch.tools.estimates.memory import WIDTH, Parts, SequenceLengths
+from rlsys.config.schema import Config
+from rlsys.models.shapes import GATES_SHARED_EXPERT, NORMS_ALL_HEADS, ModelShape
+
+PADDING_FACTOR = 1.1  # cells of attention's blocks over the tokens in them
+# Norms of these multiply with their weights before they round.
+WEIGHS_IN_FLOAT32 = (
+    *("gemma", "gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+)
+# On CPU the allocator keeps freed pieces: memory held over memory in use. Measured; with ZeRO 3 it keeps more, compiled
+# layers allocate fewer pieces.
+MALLOC, MALLOC_ZERO_3, MALLOC_COMPILED = 1.75, 2.0, 1.35
+
+
+def shares_prompts(c: Config, model: ModelShape) -> bool:
+    """True if a pack has a prompt once for all its completions. Mixers compute it for each."""
+    return c.trainer.samples_per_prompt > 1 and not model.mixer
+
+
+def worst_case_pack(
+    c: Config, model: ModelShape, lengths: SequenceLengths, samples: int, ranks: int
+) -> tuple[float, float]:
+    """Tokens of a pack when `samples` are dealt to `ranks`, and how many of those tokens are scored.
+
+    Every rank has the same number of packs.
+    """
+    prompts = samples if model.mixer else max(samples / c.trainer.samples_per_prompt, 1)
+    whole = prompts * lengths.prompt + samples * lengths.completion
+    packs = -(-math.ceil(whole / c.policy.tokens_per_pack) // ranks) * ranks
+    tokens = min(max(whole / packs, lengths.prompt + lengths.completion), whole)
+    return tokens, tokens * samples * lengths.completion / whole
+
+
+def attention_cells(c: Config, model: ModelShape, lengths: SequenceLengths) -> float:
+    """Keys in attention's blocks per token of a pack: a shared prompt's keys are repeated before each of its completions."""
+    if model.mixer:
+        return PADDING_FACTOR
+    group = c.trainer.samples_per_prompt
+    tokens = lengths.prompt + group * lengths.completion
+    return PADDING_FACTOR * (lengths.prompt + group * (lengths.prompt + lengths.completion)) / tokens
+
+
+def share_pack(c: Config, model: ModelShape, lengths: SequenceLengths, samples: int, ranks: int) -> tuple[float, float]:
+    """What one rank computes of a `worst_case_pack` with policy.sequence_parallel."""
+    sharing = c.policy.sequence_parallel
+    tokens, scored = worst_case_pack(c, model, lengths, samples, ranks // sharing)
+    return tokens / sharing, min(tokens / sharing, scored)
+
+
+def way_of_attention(c: Config, model: ModelShape) -> str:
+    """The entry of `rlsys.forward.attention.ATTENTION` that packs take."""
+    if model.caps_scores or model.sinks:
+        return "flex" if c.cluster.device == "gpu" else "scores"
+    on_gpu = c.cluster.device == "gpu" and WIDTH[c.policy.dtype] == 2
+    return "flash" if on_gpu and shares_prompts(c, model) else "blocks"
+
+
+@dataclass(frozen=True)
+class LayerActivations:
+    """Bytes per token that layers of each kind keep for the backward pass. A compiled layer computes norms and gates again.
+
+    Counted with torch's hooks for saved tensors; tests/launch/tools/estimates compares. `sharing` ranks that share a pack have
+    as many heads of keys together, if need be repeated. `cells`: of `attention_cells`.
+    """
+
+    model: ModelShape
+    width: int
+    cells: float
+    compiled: bool = False
+    sharing: int = 1
+    way: str = "blocks"
+
+    @property
+    def mean(self) -> float:
+        """Of a layer, on average over all."""
+        m = self.model
+        mixing = m.attention_layers * self.attention + m.mixer_layers * self.mixer
+        moe = m.expert_layers * self.experts + (m.layers - m.expert_layers) * self.dense_mlp
+        return (mixing + moe) / m.layers + self.norms
+
+    @property
+    def largest(self) -> float:
+        m = self.model
+        mixing = max(self.attention, self.mixer) if not m.mixes_beside_attention else self.attention + self.mixer
+        return mixing + (max(self.experts, self.dense_mlp) if m.experts else self.dense_mlp) + self.norms
+
+    @property
+    def attention(self) -> float:
+        m, width = self.model, self.width
+        heads = max(m.kv_heads, self.sharing)
+        q, out, kv = m.query_width, m.heads * m.value_dim, heads * (m.head_dim + m.value_dim)
+        if self.way == "scores":  # attention is computed again
+            kept = width * (out + PADDING_FACTOR * q + self.cells * kv) + 8
+        elif self.way == "flex":  # all is that of the pack
+            kept = width * (q + out + kv) + 4 * m.heads
+            kept += (width * out + (4 + width) * m.heads) * m.sinks  # what their share is taken of, and the share
+        elif self.way == "flash":  # its output is that of the pack
+            kept = width * (q + out + self.cells / PADDING_FACTOR * kv) + 4 * m.heads
+        else:  # and outputs
+            kept = width * (out + PADDING_FACTOR * (q + out) + self.cells * kv) + 4 * m.heads + 8
+        if m.latent:
+            return kept + (norm_bytes(m, width) + width) * m.latent.norms
+        if m.gated_query_width > q:
+            kept += 3 * width * q
+        if self.compiled:
+            return kept + width * (q + m.key_width) * m.has_qk_norm
+        normed = (q + m.key_width) * (m.has_qk_norm or m.family in NORMS_ALL_HEADS)
+        return kept + norm_bytes(m, width) * normed
+
+    @property
+    def mixer(self) -> float:
+        return PADDING_FACTOR * self.model.mixer.saved_bytes[self.width] if self.model.mixer else 0.0
+
+    @property
+    def dense_mlp(self) -> float:
+        return self.width * (3 if self.compiled else 4) * (self.model.dense_intermediate or self.model.intermediate)
+
+    @property
+    def experts(self) -> float:
+        """Each expert has its own inputs and outputs. GPT-OSS clamps and shifts what it multiplies."""
+        m = self.model
+        products = 7 if m.family == "gpt_oss" else 3 if self.compiled else 4
+        copies = 2 * m.active_experts * m.hidden
+        gate = m.hidden * (m.family in GATES_SHARED_EXPERT)
+        kept = self.width * (copies + products * m.active_experts * m.intermediate + 4 * m.shared_intermediate + gate)
+        routes_in_float32 = self.width == 2 and m.family == "deepseek_v3"
+        return kept + 8 * m.experts + 4 * m.hidden * routes_in_float32
+
+    @property
+    def norms(self) -> float:
+        """Inputs of attention and MLP, and what norms keep."""
+        m = self.model
+        if self.compiled:
+            return self.width * 4.0 * m.hidden
+        return self.width * 2 * m.hidden + norm_bytes(m, self.width) * m.layer_norms * m.hidden
+
+
+def norm_bytes(model: ModelShape, width: int) -> int:
+    """Bytes that a norm keeps of a number: itself in float32, and normalized, in float32 for a weight that is."""
+    weighs_in_float32 = width == 4 or model.family in WEIGHS_IN_FLOAT32
+    return 4 + (4 if weighs_in_float32 else width)
+
+
+def transient_bytes(width: int, model: ModelShape, tokens: float, training: bool) -> float:
+    """Bytes of a layer's temporaries while it computes. In training, `saved_activation_bytes` counts some of them."""
+    return tokens * width * ((2.0 if training else 4.0) * model.active_intermediate + 4 * model.hidden)
+
+
+def logit_bytes(c: Config, model: ModelShape, scored: float, training: bool) -> float:
+    """Bytes of a chunk's logits and what is computed from them; in training also the output layer's gradient."""
+    chunk = min(c.policy.logprob_chunk, scored) * model.vocabulary
+    low = WIDTH[c.policy.dtype] == 2
+    copy = 4.0 * model.embedding_parameters * (low and c.policy.head_dtype == "float32")
+    if not training:
+        return 8 * chunk + copy
+    return copy + head_gradient_bytes(c, model, scored, chunk)
+
+
+def head_gradient_bytes(c: Config, model: ModelShape, scored: float, chunk: float) -> float:
+    """What `ChunkedLogprobs` holds in training: per hidden state, logit of a chunk, and weight.
+
+    A chunk's logits become log-probs and their gradient in place, in float32, beside the head's type before and after.
+    With the entropy's gradient, log-probs, probabilities and gradient are there together. The weight's gradient is a
+    float32 sum, to which a chunk adds a gradient in the head's type; a CPU first makes a float32 copy of it. With a soft
+    cap of logits, there is its slope too.
+    """
+    width = 4 if c.policy.head_dtype == "float32" else WIDTH[c.policy.dtype]
+    weight = float(model.embedding_parameters) * (c.policy.lora.rank == 0)  # else it is frozen
+    logit = (12 if c.entropy.coef else 4 + width % 4) + 4 * model.caps_logits
+    added = 4 + width + 4 * (width == 2 and c.cluster.device == "cpu")
+    at_most = max(logit * chunk + 4 * weight, width * chunk + added * weight)
+    return width * scored * model.hidden + at_most
+
+
+@dataclass(frozen=True)
+class PassMemory:
+    """Bytes of a pass over a pack. A layer and the output layer never compute at the same time."""
+
+    saved: float  # by layers, for the backward pass
+    normed: float  # by the norm behind them, until the output layer's gradient is there
+    layer: float  # while a layer computes
+    logits: float  # while the output layer computes
+    overhead: float  # of the allocator, for activations
+
+    @property
+    def at_output_layer(self) -> Parts:
+        return {"activations": (self.saved + self.normed) * self.overhead, "logits": self.logits}
+
+    @property
+    def largest(self) -> Parts:
+        if self.logits > self.layer:
+            return self.at_output_layer
+        return {"activations": (self.saved + self.layer) * self.overhead}
+
+
+def pass_memory(
+    c: Config,
+    model: ModelShape,
+    tokens: float,
+    scored: float,
+    lengths: SequenceLengths,
+    *,
+    training: bool,
+    has_logits: bool = True,
+) -> PassMemory:
+    width = WIDTH[c.policy.dtype]
+    layer = transient_bytes(width, model, tokens, training)
+    logits = logit_bytes(c, model, scored, training) * has_logits
+    saved = normed = 0.0
+    if training:
+        layers = LayerActivations(
+            model,
+            width,
+            attention_cells(c, model, lengths),
+            c.policy.compile,
+            c.policy.sequence_parallel,
+            way_of_attention(c, model),
+        )
+        if c.policy.gradient_checkpointing:  # a layer's activations are computed again in the backward pass
+            inputs = 2 if offloads_activations(c) else model.layers  # that are on the device
+            saved, layer = inputs * tokens * width * model.hidden, layer + tokens * layers.largest
+        else:
+            saved = model.layers * tokens * layers.mean
+        normed = last_norm_bytes(model, width, tokens, scored) * (c.cluster.device == "gpu")
+    return PassMemory(saved, normed, layer, logits, allocator_overhead(c, training))
+
+
+def last_norm_bytes(model: ModelShape, width: int, tokens: float, scored: float) -> float:
+    """What the norm after the last layer saves: its input in float32, the normalized input, and the scored results."""
+    return (norm_bytes(model, width) * tokens + width * scored) * model.hidden
+
+
+def offloads_activations(c: Config) -> bool:
+    return c.policy.offload_activations and c.cluster.device == "gpu"
+
+
+def offloaded_bytes(c: Config, model: ModelShape, tokens: float) -> float:
+    """Bytes of the layers' inputs in host memory. torch rounds pinned memory up to a power of two."""
+    return model.layers * 2.0 ** math.ceil(math.log2(max(tokens * WIDTH[c.policy.dtype] * model.hidden, 1)))
+
+
+def allocator_overhead(c: Config, training: bool) -> float:
+    """Memory held over memory in use; torch's allocator for GPUs is taken to be exact."""
+    if c.cluster.device != "cpu":
+        return 1.0
+    if training and c.policy.zero_stage == 3:
+        return MALLOC_ZERO_3
+    return MALLOC_COMPILED if c.policy.compile else MALLOC

@@ -1,0 +1,83 @@
+"""Runs the decoder of a Hugging Face model on a pack."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlsys.forward.layout import build_layout
+from rlsys.forward.mixers import set_runs
+from rlsys.forward.sequence_parallel import ALONE, SequenceGroup, sequence_group
+from rlsys.forward.transfer import to_device
+from rlsys.types import Pack
+
+
+@dataclass(frozen=True)
+class OwnTargets:
+    """Those of the K targets of a pack that this rank predicts: all, unless ranks share a pack."""
+
+    hidden: Tensor  # [k, hidden size] the decoder's last hidden states at the positions that predict them
+    indices: Tensor  # [k] among all targets
+    count: int  # K
+    group: SequenceGroup
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Values of all targets, from those that each rank has of its own.  [k, …] -> [K, …]"""
+        return self.group.gather(values, self.indices, self.count)
+
+
+def let_model_find_decoder(lm: Any) -> None:
+    """Patch: Llama 4's text model names its decoder `model`, and `get_decoder` looks elsewhere and returns the whole."""
+    if lm.get_decoder() is lm and hasattr(lm, "model"):
+        lm.base_model_prefix = "model"
+
+
+def run_decoder(decoder: Any, pack: Pack, device: torch.device) -> OwnTargets:
+    """Runs the decoder on this rank's share of a pack."""
+    group = sequence_group(decoder)
+    targets, places = (to_indices(x, device) for x in group.own_targets(pack.logit_positions, len(pack.tokens)))
+    output = decoder(**decoder_inputs(decoder, pack, device))
+    return OwnTargets(output.last_hidden_state[0].index_select(0, places), targets, len(pack.targets), group)
+
+
+def decoder_inputs(decoder: Any, pack: Pack, device: torch.device) -> dict[str, Any]:
+    """The arguments of the model's `forward` for a pack.
+
+    Attention gets the layout as an argument. Folded mixers read it from the decoder, also when a layer is computed again
+    for its gradients: until the next pack it stays the same.
+    """
+    group = sequence_group(decoder)
+    decoder.pack_layout = build_layout(pack.lengths, pack.parent, device, group)
+    set_runs(decoder)
+    return {
+        "input_ids": to_indices(group.own_tokens(pack.tokens), device)[None],
+        "position_ids": to_indices(group.own_tokens(pack.positions), device)[None],
+        "use_cache": False,
+        "layout": decoder.pack_layout,
+    }
+
+
+def to_indices(column: NDArray[Any], device: torch.device) -> Tensor:
+    return to_device(column, device, torch.long)
+
+
+@contextmanager
+def own_attention(decoder: Any) -> Iterator[None]:
+    """Patch: while it is open, the model attends as transformers computes it, for one sequence instead of a pack.
+
+    The packing proof and a diagnosis compare with it.
+    """
+    packed, compiles = decoder.config._attn_implementation, "torch._dynamo" in sys.modules
+    group, decoder.sequence_group = sequence_group(decoder), ALONE
+    decoder.set_attn_implementation("eager")
+    try:
+        with torch.compiler.set_stance("force_eager") if compiles else nullcontext():
+            yield
+    finally:
+        decoder.set_attn_implementation(packed)
+        decoder.sequence_group = group

@@ -1,1 +1,0 @@
-"""From a batch to packs, and the forward pass over a pack."""

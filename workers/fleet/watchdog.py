@@ -1,0 +1,166 @@
+"""How the driver waits for workers: it reports stalled workers, and of several errors it raises the root cause.
+
+outcomes(calls, doing)   each worker's answer or error, as they come: for workers that are replaced one by one
+gather(calls, doing)     all answers, or one exception: for workers that only work together
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import NodeDiedError, RayActorError, RayError, RayTaskError
+
+from rlsys.config.schema import Config
+from rlsys.errors import ConfigError, NodeLost, WorkerFailed, WorkerLost, WrongWeights, describe_disk_error
+from rlsys.runs.stopping import StopSignal
+from workers.fleet.stacks import collect_stacks, innermost_calls
+
+POLL_S = 0.5  # between two checks for stalled workers
+LOG_TAIL_BYTES = 16_384
+RELATED_FAILURES_S = 3.0  # after a failure, others of the same cause arrive within this time
+
+
+def ignore_event(kind: str, **facts: Any) -> None:
+    pass
+
+
+@dataclass
+class Watchdog:
+    """Guards every wait of the driver."""
+
+    logs: Path
+    stall_s: float = 1800.0
+    abort: bool = False  # whether a stalled worker ends the run instead of being replaced
+    stop: StopSignal = field(default_factory=StopSignal)
+    note: Callable[[str], None] = print  # shows a sentence on the screen
+    event: Callable[..., None] = ignore_event  # writes a line of events.jsonl
+
+    @classmethod
+    def from_config(
+        cls, config: Config, logs: Path, stop: StopSignal, note: Callable[[str], None], event: Callable[..., None]
+    ) -> "Watchdog":
+        return cls(logs, config.watchdog.stall_s, config.watchdog.action == "abort", stop, note, event)
+
+    def outcomes(self, calls: Mapping[str, Any], doing: str, limit_s: float = 0) -> Iterator[tuple[str, Any]]:
+        """`{worker name: object ref}` → `(name, answer)`, or `(name, WorkerFailed | ConfigError)`, as they come.
+
+        `limit_s` is the deadline for all of them together. Without it, workers stall when none has answered for
+        `stall_s`.
+        """
+        names = {ref: name for name, ref in calls.items()}
+        pending, timer = list(names), self.start_timer(limit_s)
+        while pending:
+            ready, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
+            for ref in ready:
+                yield names[ref], self.result_or_error(ref, names[ref], doing)
+                if not limit_s:
+                    timer.reset()
+            if not ready and (waited := timer.expired()):
+                stalled = [names[ref] for ref in pending]
+                error = self.report_stall(stalled, doing, waited)
+                yield from ((name, error) for name in stalled)
+                return
+
+    def gather(self, calls: Mapping[str, Any], doing: str, limit_s: float = 0) -> dict[str, Any]:
+        """Returns all answers by name. Of several failures, raises the one that explains the others."""
+        answers: dict[str, Any] = {}
+        for name, answer in self.outcomes(calls, doing, limit_s):
+            if isinstance(answer, Exception):
+                others = {n: ref for n, ref in calls.items() if n not in answers}
+                raise max([answer, *self.collect_related_failures(others, doing)], key=failure_severity)
+            answers[name] = answer
+        return {name: answers[name] for name in calls}
+
+    def collect_related_failures(self, calls: dict[str, Any], doing: str) -> list[Exception]:
+        """Returns the failures that arrive within `RELATED_FAILURES_S`."""
+        names = {ref: name for name, ref in calls.items()}
+        ready, _ = ray.wait(list(names), num_returns=len(names), timeout=RELATED_FAILURES_S)
+        answers = [self.result_or_error(ref, names[ref], doing) for ref in ready]
+        return [a for a in answers if isinstance(a, Exception)]
+
+    def result_or_error(self, ref: Any, name: str, doing: str) -> Any:
+        try:
+            return ray.get(ref)
+        except RayError as error:
+            return explain_failure(error, name, doing, self.logs)
+
+    def start_timer(self, limit_s: float = 0) -> "StallTimer":
+        return StallTimer(limit_s or self.stall_s, self.stop)
+
+    def report_stall(
+        self, names: list[str], doing: str, waited_s: float, uids: list[str] | None = None
+    ) -> WorkerFailed:
+        """Reports stalled workers with their stacks, on screen and in events.jsonl. The caller raises the exception."""
+        stacks = collect_stacks(names, self.logs)
+        sentence = f"{doing}: {', '.join(names)} stalled: no answer for {waited_s:.0f} s"
+        if uids:
+            first = ", ".join(uids[:3]) + (", …" if len(uids) > 3 else "")
+            sentence += f", pending samples of {len(uids)} prompts ({first})"
+        self.event("stall", doing=doing, waiting_for=names, seconds=round(waited_s, 1), uids=uids or [], stacks=stacks)
+        self.note("\n".join([sentence, *(f"  {name}: {innermost_calls(text)}" for name, text in stacks.items())]))
+        sentence += " (watchdog.stall_s; cluster.start_timeout_s while they come up). "
+        sentence += f"Their stacks are in events.jsonl, their logs in {self.logs}"
+        return WorkerFailed(sentence) if self.abort else WorkerLost(sentence)
+
+
+class StallTimer:
+    """Measures how long a worker has not answered."""
+
+    def __init__(self, limit_s: float, stop: StopSignal):
+        self.limit_s, self.stop = limit_s, stop
+        self.reset()
+
+    def reset(self, grace_s: float = 0) -> None:
+        """Starts again. `grace_s` is a longer limit for the first answer of a worker that was just started."""
+        self.since = time.monotonic() + max(0.0, grace_s - self.limit_s)
+
+    def expired(self) -> float:
+        """Seconds without an answer if they are too many, else 0. Raises `StepAbandoned` if the run is ending."""
+        self.stop.raise_if_stopped()
+        waited = time.monotonic() - self.since
+        return waited if waited > self.limit_s else 0.0
+
+
+def failure_severity(error: Exception) -> int:
+    """Ranks failures of one moment.
+
+    A dead worker is the root cause of what its peers raise: their collectives fail with it.
+    """
+    return 2 if isinstance(error, ConfigError) else int(isinstance(error, WorkerLost))
+
+
+def explain_failure(error: RayError, name: str, doing: str, logs: Path) -> Exception:
+    """Returns the root cause of a failed call: the worker's own exception, or the last lines of its log."""
+    if isinstance(error, RayTaskError):
+        if isinstance(error.cause, ConfigError) or describe_disk_error(error.cause):
+            return error.cause
+        if isinstance(error.cause, WrongWeights):
+            return WrongWeights(f"{doing}: {name} {error.cause}")
+        return WorkerFailed(
+            f"{doing}: {name} raised {type(error.cause).__name__}: {error.cause}\n{error}\nIts log: {logs / name}.log"
+        )
+    verb = "died" if isinstance(error, RayActorError) else "was lost"
+    first, *more = str(error).strip().splitlines() or [type(error).__name__]
+    if "creation task" in first:  # its constructor raised
+        return WorkerFailed(f"{doing}: {name} did not come up: {more[-1] if more else first}\n{error}")
+    kind = NodeLost if lost_with_its_node(error) else WorkerLost
+    return kind(f"{doing}: {name} {verb} ({first})\n{log_tail(logs / f'{name}.log')}")
+
+
+def lost_with_its_node(error: RayError) -> bool:
+    """True if not the process alone was lost. That an actor does not answer may mean either."""
+    if isinstance(error, NodeDiedError) or "its node has died" in str(error):
+        return True
+    return isinstance(error, RayActorError) and error.preempted
+
+
+def log_tail(log: Path, lines: int = 20) -> str:
+    if not log.is_file():
+        return f"(no log at {log})"
+    with log.open("rb") as file:  # of which a user's function may have printed gigabytes
+        file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+        last = file.read(LOG_TAIL_BYTES).decode(errors="replace").splitlines()[-lines:]
+    return f"Last lines of {log}:\n" + "\n".join("  " + line for line in last)
