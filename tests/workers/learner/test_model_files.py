@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from workers.learner.model_files import ModelFiles, describing_files
 from workers.learner.partitioning import tie_equal_weights
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
 from families import FAMILIES, build_family
 
 

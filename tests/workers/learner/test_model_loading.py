@@ -21,7 +21,7 @@ from workers.learner.model import load_causal_lm, load_packed, offload_layer_inp
 from workers.learner.proof import prove_logprobs
 from workers.learner.unpackable import LAYER_ERRORS, refusing_unpackable
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
 from families import REFUSED, VOCABULARY, build_family
 
 CONFIG = Path(__file__).parents[3] / "configs" / "tiny_cpu.yaml"

@@ -24,7 +24,7 @@ from workers.learner.policy import PolicyGroup
 from workers.sync.host_memory import map_file
 from workers.sync.layout import tensor_view
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
 from families import build_family
 
 MINIBATCHES = (list(range(8)), list(range(8, 16)))

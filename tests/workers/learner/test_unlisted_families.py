@@ -18,7 +18,7 @@ from rlsys.errors import ConfigError
 from workers.learner.model import load_packed
 from workers.learner.proof import prove_logprobs
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
 from families import FAMILIES, REFUSED, build_family
 
 CONFIG = Path(__file__).parents[3] / "configs" / "tiny_cpu.yaml"

@@ -9,7 +9,7 @@ from engine_script import read_results, run_script
 
 from rlsys.tasks.zigzag import make_tokenizer
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
 from families import FAMILIES, build_family
 
 # One process imports vLLM and starts a child for each model: a process has one engine in its life.
