@@ -22,7 +22,7 @@ from workers.learner.adapter_files import base_fingerprint
 from workers.learner.merged_model import write_merged_model
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
 from families import build_family
 from loading import ROOT, save_model
 

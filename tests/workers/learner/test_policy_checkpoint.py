@@ -15,7 +15,7 @@ from workers.learner.model import load_packed
 from workers.learner.policy_checkpoint import copy_weights, model_files, write_model_settings
 from workers.learner.tensor_files import write_tensors
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
 from families import build_family
 
 CONFIG = Path(__file__).parents[3] / "configs" / "tiny_cpu.yaml"

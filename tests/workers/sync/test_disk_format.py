@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from rlsys.errors import ConfigError
 from workers.sync.sending import PolicyWeights
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "packs"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
 from families import build_family
 
 
