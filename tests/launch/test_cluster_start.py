@@ -18,6 +18,7 @@ from launch.cluster import (
     run_concurrently,
     running_cluster,
 )
+from launch.tools.advice import choose_checkpointing
 from rlsys.config.methods import AlgorithmConfig, ReferenceConfig
 from rlsys.config.schema import Config, RunConfig
 from rlsys.errors import ConfigError, WorkerLost
@@ -170,7 +171,7 @@ def test_a_start_removes_only_shared_memory_of_a_killed_driver(tmp_path, monkeyp
         (run.logs / "rollout-2.pid").write_text("{")  # cut off
         run.close()
         again = RunDirectory(config)
-        with pytest.raises(WorkerLost), running_cluster(config, Watchdog(again.logs)):
+        with pytest.raises(WorkerLost), running_cluster(config, Watchdog(again.logs), choose_checkpointing):
             pass
         again.close()
         assert not left.exists()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fakes import make_batch
-from packs.test_logprobs_memory import peak
+from forward.test_logprobs_memory import peak
 from small_models import build_model, kinds_of_layers
 from torch.nn.attention.flex_attention import AuxOutput
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from launch.tools.estimates.batch_math import batch_rows, dataset_rows, method_rows, process_rows
 from rlsys.batching.packing import pack
+from rlsys.checks import load_checked
 from rlsys.config.schema import Config, PolicyConfig, RolloutConfig, TrainerConfig
 
 
@@ -171,17 +172,18 @@ def test_samples_of_the_policy_itself_and_ratios_to_the_engine_are_not_corrected
         assert "correction" not in dict(method_rows(make_config(tmp_path, *overrides)))
 
 
-def test_data_sets_are_listed_with_share_and_reward(read):
-    rows = dataset_rows(
-        read(
-            "reward: {functions: {exact: 1, length: {weight: 0.1, at_most: 5}}}\n"
-            "data: {train: {builtin:zigzag: 3, held: {path: builtin:zigzag_heldout, weight: 1, reward: zigzag}}}\n"
-            "eval: {samples: 4, temperature: 0.5, datasets: {builtin:zigzag_heldout: {samples: 1, temperature: 0}}}\n"
-        )
+def test_data_sets_are_listed_with_share_and_reward(tmp_path):
+    file = tmp_path / "sets.yaml"
+    file.write_text(
+        "reward: {functions: {exact: 1, length: {weight: 0.1, at_most: 5}}}\n"
+        "data: {train: {builtin:zigzag: 3, held: {path: builtin:zigzag_heldout, weight: 1, reward: zigzag}}}\n"
+        "eval: {samples: 4, temperature: 0.5, datasets: {builtin:zigzag_heldout: {samples: 1, temperature: 0}}}\n"
     )
+    rows = dataset_rows(load_checked(str(file), []))
     assert rows == [
         ("train", "builtin:zigzag", "75.0% of the prompts", "exact + 0.1 length"),
         ("train", "held", "25.0% of the prompts", "zigzag"),
         ("evaluate", "builtin:zigzag_heldout", "1 per prompt, greedy", "exact + 0.1 length"),
     ]
-    assert dataset_rows(read(""))[0][2] == "every row once an epoch"
+    file.write_text("")
+    assert dataset_rows(load_checked(str(file), []))[0][2] == "every row once an epoch"

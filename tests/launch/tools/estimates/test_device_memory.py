@@ -18,7 +18,7 @@ from launch.tools.estimates.learner import learner_memory
 from launch.tools.estimates.memory import Moments, total_bytes
 
 HERE = Path(__file__).parent
-TESTS = HERE.parents[1]
+TESTS = HERE.parents[2]
 PATHS = [HERE, TESTS / "rlsys", TESTS / "workers" / "gpu_rehearsal", TESTS.parent]
 
 BOTH = (False, True)

@@ -8,7 +8,7 @@ import pytest
 from launch.tools.fitting.checkpointing import with_checkpointing_chosen
 from rlsys.config.loading import load_config
 
-CONFIGS = Path(__file__).parents[3] / "configs"
+CONFIGS = Path(__file__).parents[4] / "configs"
 
 
 def node(kind: str, gpus: int = 8, alive: bool = True) -> dict[str, Any]:

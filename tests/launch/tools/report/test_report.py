@@ -64,9 +64,9 @@ def test_no_two_scripts_have_a_name_of_their_own_in_common():
 
 
 def test_the_installation_includes_every_package_and_the_page():
-    project = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    project = tomllib.loads((HERE.parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
     patterns = project["package-data"]["launch.tools.report"]
-    root = HERE.parents[1]
+    root = HERE.parents[2]
     for top in ("rlsys", "workers", "launch"):
         packages = {f.parent for f in (root / top).rglob("__init__.py")}
         assert {f.parent for f in (root / top).rglob("*.py")} <= packages, (
