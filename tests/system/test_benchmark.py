@@ -1,6 +1,7 @@
 """`rlsys bench` on the demo's configuration: all of it, as a user would."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from killing import LIGHT, ROOT, apart
+
+LONG = pytest.mark.skipif("RLSYS_LONG" not in os.environ, reason="make bench runs it")
 
 
 def test_a_benchmark_tells_where_the_time_goes_and_leaves_only_what_was_asked_for(
@@ -53,6 +56,7 @@ def test_a_benchmark_tells_where_the_time_goes_and_leaves_only_what_was_asked_fo
     assert sorted(p.name for p in tmp_path.iterdir()) == ["figures.json", "trace.json"]
 
 
+@LONG
 def test_a_bench_whose_own_reward_is_0_everywhere_is_refused_and_writes_no_figures(
     rlsys: Callable[..., "subprocess.CompletedProcess[str]"], tmp_path: Path
 ) -> None:
@@ -73,6 +77,7 @@ def test_a_bench_whose_own_reward_is_0_everywhere_is_refused_and_writes_no_figur
     assert not figures.exists()
 
 
+@LONG
 def test_the_table_of_gpus_trains_all_samples_of_a_model_whose_tokens_have_words(tmp_path: Path) -> None:
     out = tmp_path / "record.json"
     program = "import sys; import table; table.stamp = lambda: 'abc1234:0123456'; table.main()"

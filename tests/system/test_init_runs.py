@@ -1,10 +1,14 @@
 """What `rlsys init` writes for a machine without GPUs trains, and its processes take the memory that `rlsys plan` says."""
 
 import json
+import os
 import subprocess
 import sys
 
+import pytest
 from killing import ROOT
+
+pytestmark = pytest.mark.skipif("RLSYS_LONG" not in os.environ, reason="make memory runs it")
 
 # Of a tiny model's process nearly all is Python and its imports, and that depends on the machine: on a CPU with AMX ranks took 64 MiB
 # more than where the estimate was measured; what takes them is not known. A tenth would hide more of a large process.

@@ -1,6 +1,7 @@
 """launch/slurm.sbatch under a real Slurm of two hosts: its time runs out, it goes back into the queue, goes on, and is told to end."""
 
 import json
+import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from hosts import NoHosts
 from killing import LIGHT, ROOT, read
 from slurm import Slurm, missing, slurm_of_two
+
+pytestmark = pytest.mark.skipif("RLSYS_LONG" not in os.environ, reason="make slurm runs it")
 
 
 @pytest.fixture

@@ -1,9 +1,13 @@
 """The long run with kills, made short."""
 
+import os
 from pathlib import Path
 
+import pytest
 import soak
 from killing import apart
+
+pytestmark = pytest.mark.skipif("RLSYS_LONG" not in os.environ, reason="make soak runs it")
 
 
 def test_a_run_whose_processes_are_killed_again_and_again_finishes_and_leaves_nothing(tmp_path: Path) -> None:
