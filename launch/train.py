@@ -170,7 +170,7 @@ def run_training(
 
 def make_ray_metrics(config: Config, run: RunDirectory, cluster: "RunningCluster") -> Callable[[RunInfo], Tracker]:
     """The tracker for Ray's dashboard, Prometheus and Grafana."""
-    from workers.fleet.ray_metrics import RayMetrics
+    from launch.ray_session.ray_metrics import RayMetrics
 
     t, events = config.trainer, read_lines(run.path / "events.jsonl")
     return partial(

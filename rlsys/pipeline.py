@@ -13,12 +13,13 @@ alone (`SyncSchedule`). In flight they take weights while they sample.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from itertools import takewhile
 
 from rlsys.config.schema import Config
 from rlsys.errors import NothingToLearn, TooManyRewardFailures
+from rlsys.threads import REAL
 from rlsys.types import Batch
 
 
@@ -80,7 +81,7 @@ class Pipeline:
         self.started_before: list[Future[Batch]] = []  # what was started when the last batch was asked for
         self.versions: dict[int, int] = {}  # of the weights that engines had when they began a batch
         # One thread: batches are sampled in order.
-        self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="collect")
+        self.thread = thread or REAL.executor("collect")
 
     def next(self) -> Batch:
         self.started_before = list(self.started)

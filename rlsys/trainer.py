@@ -71,7 +71,7 @@ class Trainer:
         budget, cost = config.policy.tokens_per_pack, pairs_per_token(config.model.path)
         pack_batch = partial(pack, tokens_per_pack=budget, pairs_per_token=cost, share_prompts=share_prompts)
         collector = Collector(rollout, rewards, seed=config.run.seed, reward=config.reward)
-        self.scoring = EarlyScoring(config, policy, reference, critic, pack_batch)
+        self.scoring = EarlyScoring(config, policy, reference, critic, pack_batch, self.stop.threads)
         self.batches = BatchSource(config, train.take, collector, self.scoring)
         self.credit = CreditAssignment(config, control_tokens)
         self.updates = Updates(config, policy, critic, pack_batch, log, control_tokens or ())
@@ -98,7 +98,12 @@ class Trainer:
             self.checkpointing.saved_step = 0  # the checkpoint still has the evaluation as pending
         last = self.config.trainer.steps
         self.pipeline = Pipeline(
-            self.batches.collect, first=self.state.step + 1, last=last, schedule=self.schedule, ready=pending
+            self.batches.collect,
+            first=self.state.step + 1,
+            last=last,
+            schedule=self.schedule,
+            ready=pending,
+            thread=self.stop.threads.executor("collect"),
         )
         with closing(self.pipeline), closing(self.scoring):
             return self.run_until(last)

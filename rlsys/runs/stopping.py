@@ -1,14 +1,14 @@
 """A request to stop a run: after the current step, or in the middle of it once a period of grace is over."""
 
-import time
-
 from rlsys.errors import StepAbandoned, WorkerLost
+from rlsys.threads import REAL, Threads
 
 
 class StopSignal:
     """A signal handler calls `stop.request(25)`. The loop checks `requested`; every wait calls `raise_if_stopped`."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: Threads = REAL) -> None:
+        self.threads = threads
         self.deadline: float | None = None
         self.grace_s = 0.0
         self.step_running = False  # if not, there is nothing to wait for
@@ -19,7 +19,7 @@ class StopSignal:
         """Asks the run to stop. A second request does not prolong the grace of the first."""
         if self.deadline is None:
             self.grace_s = grace_s
-            self.deadline = time.monotonic() + grace_s
+            self.deadline = self.threads.now() + grace_s
 
     def mark_lost(self, reason: str) -> None:
         """Ends all waits: nothing that is waited for will answer any more."""
@@ -28,7 +28,7 @@ class StopSignal:
     def end_now(self) -> None:
         """Ends the waits of other threads, because the run is over."""
         self.grace_s, self.step_running, self.saving = 0.0, False, False
-        self.deadline = time.monotonic()
+        self.deadline = self.threads.now()
 
     @property
     def requested(self) -> bool:
@@ -40,6 +40,6 @@ class StopSignal:
             raise WorkerLost(self.lost_worker)
         if self.deadline is None:
             return
-        overdue = time.monotonic() - self.deadline
+        overdue = self.threads.now() - self.deadline
         if overdue > self.grace_s if self.saving else overdue > 0 or not self.step_running:
             raise StepAbandoned

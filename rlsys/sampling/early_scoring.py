@@ -10,7 +10,7 @@ for bit in any order of finishing, and also where a batch comes from a checkpoin
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from functools import partial
 
 import numpy as np
@@ -20,6 +20,7 @@ from rlsys.config.derived import scores_old
 from rlsys.config.schema import Config
 from rlsys.interfaces import Scorer
 from rlsys.sampling.collector import OnSamples
+from rlsys.threads import REAL, Threads
 from rlsys.types import Batch, Columns, Floats, Prompt, Sample
 
 ScoresBySample = dict[tuple[str, int], Floats]  # by uid and index
@@ -31,7 +32,7 @@ class BatchScorer:
     def __init__(
         self,
         scorer: Scorer,
-        thread: ThreadPoolExecutor,
+        thread: Executor,
         pack: PackBatch,
         *,
         samples_per_prompt: int,
@@ -106,7 +107,13 @@ class EarlyScoring:
     """Old and reference log-probs of every batch, and the critic's values. One thread per scorer waits for it."""
 
     def __init__(
-        self, config: Config, policy: Scorer, reference: Scorer | None, critic: Scorer | None, pack: PackBatch
+        self,
+        config: Config,
+        policy: Scorer,
+        reference: Scorer | None,
+        critic: Scorer | None,
+        pack: PackBatch,
+        threads: Threads = REAL,
     ):
         self.scorers: dict[str, Scorer] = {"old": policy} if scores_old(config) else {}
         if reference:
@@ -117,7 +124,7 @@ class EarlyScoring:
         keeps_all = not config.dynamic_sampling.enabled and not config.rollout.oversample
         frozen = [] if config.reference.refresh_every else ["ref"]
         self.early = [name for name in self.scorers if separate and keeps_all and (name in frozen or on_policy)]
-        self.threads = {name: ThreadPoolExecutor(1, thread_name_prefix=f"score {name}") for name in self.scorers}
+        self.threads = {name: threads.executor(f"score {name}") for name in self.scorers}
         self.tokens_per_pack = config.policy.tokens_per_pack
         self.samples_per_prompt = config.trainer.samples_per_prompt
         self.started: dict[int, dict[str, BatchScorer]] = {}  # by step

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.fleet import ray_metrics
+from launch.ray_session import ray_metrics
 
 BOARD = json.loads((Path(ray_metrics.__file__).parents[2] / "launch" / "grafana.json").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]

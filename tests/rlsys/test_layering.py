@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # Every room, lowest first: a room imports only from rooms above it in this list. Files at the door of a package are rooms of their own.
 ROOMS = {
     "rlsys": [
-        *("errors", "types", "text", "seeds", "interfaces", "config", "tasks", "sandbox", "rewards"),
+        *("errors", "types", "text", "seeds", "threads", "interfaces", "config", "tasks", "sandbox", "rewards"),
         *("data", "episodes", "runs", "tracking"),
         *("algorithms", "batching", "forward", "models", "sampling", "pipeline", "evaluation", "agreement", "updates"),
         *("metrics", "trainer", "checks"),
@@ -38,7 +38,7 @@ ROOMS = {
         *("report", "plan", "init", "doctor", "bench", "cli"),
     ],
 }
-EVERYWHERE = {"errors", "types", "text", "seeds", "config"}  # the pages do not repeat them in every row
+EVERYWHERE = {"errors", "types", "text", "seeds", "threads", "config"}  # the pages do not repeat them in every row
 TYPING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 DOOR = "launch/__main__.py"  # `python -m launch` is the command line
 
@@ -168,6 +168,12 @@ def test_floors_import_only_floors_below(floor):
 @pytest.mark.parametrize("file", files("rlsys"))
 def test_the_algorithm_knows_no_cluster(file):
     assert not imported(file) & {"ray", "vllm", "deepspeed", "workers", "launch"}
+
+
+@pytest.mark.parametrize("file", files("workers"))
+def test_workers_reach_ray_through_one_file(file):
+    others = ("workers/reward/pool.py", "workers/reward/dispatch.py", "workers/episodes/pool.py")
+    assert "ray" not in imported(file) or file == "workers/fleet/ray_cluster.py" or file in others
 
 
 def test_the_command_line_is_light_until_the_configuration_is_known_to_be_good():

@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from rlsys.config.schema import Config
 from rlsys.errors import WorkerLost
 from workers.episodes.messages import Answer, Command, Drop, Ended, Event, Start
+from workers.fleet.ray_cluster import call_failed
 from workers.fleet.replaceable_workers import ReplaceableWorkers
 from workers.fleet.watchdog import StallTimer, Watchdog, explain_failure
 
@@ -63,7 +64,7 @@ class EpisodePool:
                 self.arrivals.put((name, actor, pickle.loads(ray.get(ref))))
                 self.wake()
         except RayError as error:
-            self.arrivals.put((name, actor, explain_failure(error, name, DOING, self.watchdog.logs)))
+            self.arrivals.put((name, actor, explain_failure(call_failed(error), name, DOING, self.watchdog.logs)))
         except Exception as error:
             self.arrivals.put((name, actor, error))
         self.wake()

@@ -3,12 +3,11 @@
 import pickle
 from collections.abc import Iterator
 
-import ray
-
 from rlsys.config.schema import Config
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.runs.timeline import recorded
 from workers.episodes.runner import EpisodeRunner
+from workers.fleet.ray_cluster import concurrency_group
 from workers.start.worker_setup import setup_worker_process
 
 # One thread each. Ray promises the order of calls to a single thread only: a `Drop` must not overtake its `Start`.
@@ -29,13 +28,13 @@ class EpisodeWorker:
 
     # Lists of messages travel pickled: Ray would look at each message by itself.
 
-    @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator]
+    @concurrency_group("commands")
     def send(self, commands: bytes) -> None:
         """Takes a pickled list of `Command`."""
         assert self.runner is not None
         self.runner.send(pickle.loads(commands))
 
-    @ray.method(concurrency_group="events")  # type: ignore[untyped-decorator]
+    @concurrency_group("events")
     def events(self) -> Iterator[bytes]:
         """Yields pickled lists of `Event`: what episodes ask for, and how they end, as long as the worker lives."""
         assert self.runner is not None

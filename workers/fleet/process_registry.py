@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import ray
-from ray.exceptions import RayError
+
+from workers.fleet.cluster import Actor, CallFailed, Cluster
+from workers.fleet.ray_cluster import RayCluster, is_connected, node_id, run_on_node
 
 SHARED_MEMORY_PREFIXES = ("/dev/shm/psm_", "/dev/shm/vllm_")  # Python's and vLLM's
 NODE_TIMEOUT_S = 15.0  # for a node to answer
@@ -32,8 +33,7 @@ class ProcessInfo:
 def register_process(name: str, logs: Path) -> None:
     """Writes this process's `ProcessInfo`. A worker calls it again once it has started processes of its own."""
     process = psutil.Process()
-    node = ray.get_runtime_context().get_node_id()
-    info = ProcessInfo(node, process.pid, process.create_time(), find_shared_memory(process))
+    info = ProcessInfo(node_id(), process.pid, process.create_time(), find_shared_memory(process))
     with contextlib.suppress(OSError):  # on another host without the run directory
         (logs / f"{name}.pid").write_text(json.dumps(asdict(info)))
 
@@ -85,39 +85,34 @@ def run_on_nodes(
     function: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]], infos: Mapping[str, ProcessInfo]
 ) -> dict[str, Any]:
     """Runs `function(info, *arguments[name])` on each worker's node. Leaves out nodes that do not answer."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    this_node = ray.get_runtime_context().get_node_id()
+    if not infos:
+        return {}
+    this_node, cluster = node_id(), RayCluster()
     results, names = {}, {}
     for name, info in infos.items():
         if info.node == this_node:
             results[name] = function(info, *arguments[name])
         else:
-            strategy = NodeAffinitySchedulingStrategy(info.node, soft=False)
-            task = ray.remote(function).options(num_cpus=0, scheduling_strategy=strategy)
-            names[task.remote(info, *arguments[name])] = name
-    ready, _ = ray.wait(list(names), num_returns=len(names), timeout=NODE_TIMEOUT_S) if names else ([], [])
-    for ref in ready:
-        with contextlib.suppress(RayError):
-            results[names[ref]] = ray.get(ref)
+            names[run_on_node(info.node, function, info, *arguments[name])] = name
+    for call in cluster.wait(list(names), len(names), NODE_TIMEOUT_S) if names else []:
+        with contextlib.suppress(CallFailed):
+            results[names[call]] = cluster.answer(call)
     return results
 
 
-def kill_actors(actors: Mapping[str, Any], logs: Path) -> None:
+def kill_actors(cluster: Cluster, actors: Mapping[str, Actor], logs: Path) -> None:
     """Ends actors for good, with their processes."""
     for actor in actors.values():
-        with contextlib.suppress(RayError):
-            ray.kill(actor)
+        cluster.kill(actor)
     kill_processes(list(actors), logs)
 
 
-def restart_actors(actors: Mapping[str, Any], logs: Path) -> None:
+def restart_actors(actors: Mapping[str, Actor], logs: Path) -> None:
     """Kills actors' processes, after which Ray restarts the actors and repeats their calls."""
     killed = kill_processes(list(actors), logs)
     for name, actor in actors.items():
         if name not in killed:  # its host does not see the run directory, or does not answer
-            with contextlib.suppress(RayError):
-                ray.kill(actor, no_restart=False)
+            RayCluster().kill(actor, restart=True)
 
 
 def kill_processes(names: list[str], logs: Path) -> set[str]:
@@ -150,8 +145,8 @@ def remove_shared_memory(names: Iterable[str], logs: Path) -> None:
     infos = {name: info for name, info in read_process_infos(names, logs).items() if info.shared_memory}
     for info in infos.values():
         unlink_shared_memory(info)  # their names are random: those of other hosts do not exist here
-    if ray.is_initialized():
-        this_node = ray.get_runtime_context().get_node_id()
+    if is_connected():
+        this_node = node_id()
         elsewhere = {name: info for name, info in infos.items() if info.node != this_node}
         run_on_nodes(unlink_shared_memory, dict.fromkeys(elsewhere, ()), elsewhere)
 

@@ -4,7 +4,6 @@ call("start", model, …, replay=True)   every worker answers; a worker lost mea
 replace({"rollout-1": error}, …)       a new process takes the name, and every call made with `replay` is repeated on it
 """
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +31,7 @@ class ReplaceableWorkers:
     ):
         self.spawn, self.watchdog = spawn, watchdog
         self.before_replace, self.after_replace = before_replace, after_replace
-        self.lock = threading.RLock()  # held while workers are replaced: two threads may call them at once
+        self.lock = watchdog.threads.lock()  # held while workers are replaced: two threads may call them at once
         self.actors = {name: spawn(name) for name in names}
         self.replayed_calls: dict[str, tuple[tuple[Any, ...], str, float]] = {}  # method → arguments, doing, limit_s
 
@@ -65,7 +64,7 @@ class ReplaceableWorkers:
             with self.lock:
                 actors = {n: self.actors[n] for n in names if n not in answers}
                 calls = {
-                    n: getattr(actor, method).remote(*([each[n]] if each else []), *arguments)
+                    n: self.watchdog.cluster.call(actor, method, *([each[n]] if each else []), *arguments)
                     for n, actor in actors.items()
                 }
             lost: dict[str, WorkerLost] = {}
@@ -102,7 +101,7 @@ class ReplaceableWorkers:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             self.watchdog.stop.raise_if_stopped()
             self._report(lost)
-            kill_actors({name: self.actors[name] for name in lost}, self.watchdog.logs)
+            kill_actors(self.watchdog.cluster, {name: self.actors[name] for name in lost}, self.watchdog.logs)
             for name in lost:
                 self.actors[name] = self.spawn(name)
             try:

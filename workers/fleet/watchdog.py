@@ -4,18 +4,17 @@ outcomes(calls, doing)   each worker's answer or error, as they come: for worker
 gather(calls, doing)     all answers, or one exception: for workers that only work together
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.exceptions import NodeDiedError, RayActorError, RayError, RayTaskError
-
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError, NodeLost, WorkerFailed, WorkerLost, WrongWeights, describe_disk_error
 from rlsys.runs.stopping import StopSignal
+from rlsys.threads import REAL, Threads
+from workers.fleet.cluster import Call, CallFailed, Cluster
+from workers.fleet.ray_cluster import RayCluster
 from workers.fleet.stacks import collect_stacks, innermost_calls
 
 POLL_S = 0.5  # between two checks for stalled workers
@@ -37,6 +36,8 @@ class Watchdog:
     stop: StopSignal = field(default_factory=StopSignal)
     note: Callable[[str], None] = print  # shows a sentence on the screen
     event: Callable[..., None] = ignore_event  # writes a line of events.jsonl
+    cluster: Cluster = field(default_factory=RayCluster)
+    threads: Threads = REAL
 
     @classmethod
     def from_config(
@@ -44,51 +45,51 @@ class Watchdog:
     ) -> "Watchdog":
         return cls(logs, config.watchdog.stall_s, config.watchdog.action == "abort", stop, note, event)
 
-    def outcomes(self, calls: Mapping[str, Any], doing: str, limit_s: float = 0) -> Iterator[tuple[str, Any]]:
-        """`{worker name: object ref}` → `(name, answer)`, or `(name, WorkerFailed | ConfigError)`, as they come.
+    def outcomes(self, calls: Mapping[str, Call], doing: str, limit_s: float = 0) -> Iterator[tuple[str, Any]]:
+        """`{worker name: call}` → `(name, answer)`, or `(name, WorkerFailed | ConfigError)`, as they come.
 
         `limit_s` is the deadline for all of them together. Without it, workers stall when none has answered for
         `stall_s`.
         """
-        names = {ref: name for name, ref in calls.items()}
-        pending, timer = list(names), self.start_timer(limit_s)
-        while pending:
-            ready, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
-            for ref in ready:
-                yield names[ref], self.result_or_error(ref, names[ref], doing)
+        names = {call: name for name, call in calls.items()}
+        timer = self.start_timer(limit_s)
+        while names:
+            ready = self.cluster.wait(list(names), 1, POLL_S)
+            for call in ready:
+                name = names.pop(call)
+                yield name, self.answer_or_error(call, name, doing)
                 if not limit_s:
                     timer.reset()
             if not ready and (waited := timer.expired()):
-                stalled = [names[ref] for ref in pending]
-                error = self.report_stall(stalled, doing, waited)
-                yield from ((name, error) for name in stalled)
+                error = self.report_stall(list(names.values()), doing, waited)
+                yield from ((name, error) for name in names.values())
                 return
 
-    def gather(self, calls: Mapping[str, Any], doing: str, limit_s: float = 0) -> dict[str, Any]:
+    def gather(self, calls: Mapping[str, Call], doing: str, limit_s: float = 0) -> dict[str, Any]:
         """Returns all answers by name. Of several failures, raises the one that explains the others."""
         answers: dict[str, Any] = {}
         for name, answer in self.outcomes(calls, doing, limit_s):
             if isinstance(answer, Exception):
-                others = {n: ref for n, ref in calls.items() if n not in answers}
+                others = {n: call for n, call in calls.items() if n not in answers}
                 raise max([answer, *self.collect_related_failures(others, doing)], key=failure_severity)
             answers[name] = answer
         return {name: answers[name] for name in calls}
 
-    def collect_related_failures(self, calls: dict[str, Any], doing: str) -> list[Exception]:
+    def collect_related_failures(self, calls: dict[str, Call], doing: str) -> list[Exception]:
         """Returns the failures that arrive within `RELATED_FAILURES_S`."""
-        names = {ref: name for name, ref in calls.items()}
-        ready, _ = ray.wait(list(names), num_returns=len(names), timeout=RELATED_FAILURES_S)
-        answers = [self.result_or_error(ref, names[ref], doing) for ref in ready]
+        names = {call: name for name, call in calls.items()}
+        ready = self.cluster.wait(list(names), len(names), RELATED_FAILURES_S)
+        answers = [self.answer_or_error(call, names[call], doing) for call in ready]
         return [a for a in answers if isinstance(a, Exception)]
 
-    def result_or_error(self, ref: Any, name: str, doing: str) -> Any:
+    def answer_or_error(self, call: Call, name: str, doing: str) -> Any:
         try:
-            return ray.get(ref)
-        except RayError as error:
+            return self.cluster.answer(call)
+        except CallFailed as error:
             return explain_failure(error, name, doing, self.logs)
 
     def start_timer(self, limit_s: float = 0) -> "StallTimer":
-        return StallTimer(limit_s or self.stall_s, self.stop)
+        return StallTimer(limit_s or self.stall_s, self.stop, self.threads)
 
     def report_stall(
         self, names: list[str], doing: str, waited_s: float, uids: list[str] | None = None
@@ -109,18 +110,18 @@ class Watchdog:
 class StallTimer:
     """Measures how long a worker has not answered."""
 
-    def __init__(self, limit_s: float, stop: StopSignal):
-        self.limit_s, self.stop = limit_s, stop
+    def __init__(self, limit_s: float, stop: StopSignal, threads: Threads = REAL):
+        self.limit_s, self.stop, self.threads = limit_s, stop, threads
         self.reset()
 
     def reset(self, grace_s: float = 0) -> None:
         """Starts again. `grace_s` is a longer limit for the first answer of a worker that was just started."""
-        self.since = time.monotonic() + max(0.0, grace_s - self.limit_s)
+        self.since = self.threads.now() + max(0.0, grace_s - self.limit_s)
 
     def expired(self) -> float:
         """Seconds without an answer if they are too many, else 0. Raises `StepAbandoned` if the run is ending."""
         self.stop.raise_if_stopped()
-        waited = time.monotonic() - self.since
+        waited = self.threads.now() - self.since
         return waited if waited > self.limit_s else 0.0
 
 
@@ -132,29 +133,22 @@ def failure_severity(error: Exception) -> int:
     return 2 if isinstance(error, ConfigError) else int(isinstance(error, WorkerLost))
 
 
-def explain_failure(error: RayError, name: str, doing: str, logs: Path) -> Exception:
+def explain_failure(error: CallFailed, name: str, doing: str, logs: Path) -> Exception:
     """Returns the root cause of a failed call: the worker's own exception, or the last lines of its log."""
-    if isinstance(error, RayTaskError):
-        if isinstance(error.cause, ConfigError) or describe_disk_error(error.cause):
-            return error.cause
-        if isinstance(error.cause, WrongWeights):
-            return WrongWeights(f"{doing}: {name} {error.cause}")
+    if (raised := error.raised) is not None:
+        if isinstance(raised, ConfigError) or (isinstance(raised, Exception) and describe_disk_error(raised)):
+            return raised
+        if isinstance(raised, WrongWeights):
+            return WrongWeights(f"{doing}: {name} {raised}")
         return WorkerFailed(
-            f"{doing}: {name} raised {type(error.cause).__name__}: {error.cause}\n{error}\nIts log: {logs / name}.log"
+            f"{doing}: {name} raised {type(raised).__name__}: {raised}\n{error}\nIts log: {logs / name}.log"
         )
-    verb = "died" if isinstance(error, RayActorError) else "was lost"
+    verb = "died" if error.died else "was lost"
     first, *more = str(error).strip().splitlines() or [type(error).__name__]
     if "creation task" in first:  # its constructor raised
         return WorkerFailed(f"{doing}: {name} did not come up: {more[-1] if more else first}\n{error}")
-    kind = NodeLost if lost_with_its_node(error) else WorkerLost
+    kind = NodeLost if error.node_died else WorkerLost
     return kind(f"{doing}: {name} {verb} ({first})\n{log_tail(logs / f'{name}.log')}")
-
-
-def lost_with_its_node(error: RayError) -> bool:
-    """True if not the process alone was lost. That an actor does not answer may mean either."""
-    if isinstance(error, NodeDiedError) or "its node has died" in str(error):
-        return True
-    return isinstance(error, RayActorError) and error.preempted
 
 
 def log_tail(log: Path, lines: int = 20) -> str:

@@ -4,15 +4,13 @@ Ranks take part in collectives and hold shards of one state. So every call goes 
 is lost, all are, and the run goes back to its last checkpoint.
 """
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any
-
-import ray
 
 from rlsys.config.schema import Config
 from rlsys.runs.timeline import Facts, pack_facts
 from rlsys.types import Pack
+from workers.fleet.ray_cluster import node_address
 from workers.fleet.watchdog import Watchdog
 from workers.learner.checkpoint_writer import CheckpointWriter, SaveResult
 from workers.learner.zero import import_deepspeed
@@ -32,7 +30,7 @@ class LearnerRank:
 
     def rendezvous_address(self) -> tuple[str, int]:
         """Returns host and port where the ranks can meet. The driver asks rank 0."""
-        return ray.util.get_node_ip_address(), self.port or free_port()
+        return node_address(), self.port or free_port()
 
     def join(self, address: str, port: int) -> None:
         """Joins the other ranks."""
@@ -70,7 +68,7 @@ class LearnerGroup:
         self.role, self.config, self.watchdog = role, config, watchdog
         self.actors = [spawn(f"{role}-{i}") for i in range(ranks)]
         self.share_packs(config.policy.sequence_parallel)
-        self.lock = threading.RLock()  # calls reach all ranks in the same order, whichever threads make them
+        self.lock = watchdog.threads.lock()  # calls reach all ranks in the same order, whichever threads make them
 
     def share_packs(self, sharing: int) -> None:
         """From now on `sharing` ranks get the same packs."""
@@ -79,14 +77,15 @@ class LearnerGroup:
     def start_ranks(self, *arguments: Any) -> list[Any]:
         """Asks rank 0 for an address, then starts all ranks, which meet there. Returns their answers."""
         limit, doing = self.config.cluster.start_timeout_s, f"starting the {self.role}"
-        first = {f"{self.role}-0": self.actors[0].rendezvous_address.remote()}
+        first = {f"{self.role}-0": self.watchdog.cluster.call(self.actors[0], "rendezvous_address")}
         [address] = self.watchdog.gather(first, doing, limit).values()
         return self.call_all("start", *address, *arguments, doing=doing, timeout_s=limit)
 
     def start_calls(self, method: str, *arguments: Any) -> dict[str, Any]:
         """Makes the same call on every rank. Returns references to the answers by name, without waiting."""
         with self.lock:
-            return {f"{self.role}-{i}": getattr(a, method).remote(*arguments) for i, a in enumerate(self.actors)}
+            call = self.watchdog.cluster.call
+            return {f"{self.role}-{i}": call(actor, method, *arguments) for i, actor in enumerate(self.actors)}
 
     def call_all(self, method: str, *arguments: Any, doing: str = "", timeout_s: float = 0) -> list[Any]:
         """Makes the same call on every rank. Returns the answers by rank."""
@@ -100,7 +99,7 @@ class LearnerGroup:
         packs = [packs_of_rank for packs_of_rank in packs for _ in range(self.sharing)]
         with self.lock:
             calls = {
-                f"{self.role}-{i}": getattr(actor, method).remote(packs_of_rank, *arguments)
+                f"{self.role}-{i}": self.watchdog.cluster.call(actor, method, packs_of_rank, *arguments)
                 for i, (actor, packs_of_rank) in enumerate(zip(self.actors, packs, strict=True))
             }
         return self._wait(calls, f"{self.role} {method}", 0)[:: self.sharing]

@@ -7,18 +7,17 @@ files.
 
 import shutil
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from rlsys.config.derived import reference_names
 from rlsys.config.schema import Config, PolicyConfig
 from rlsys.runs.timeline import pack_facts, recorded
 from rlsys.types import Floats, Pack
+from workers.fleet.ray_cluster import node_address
 from workers.fleet.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
 from workers.fleet.watchdog import Watchdog
 from workers.learner.gpu_memory import frees_gpu_memory
@@ -54,7 +53,7 @@ class ReferenceWorker:
 
     def rendezvous_address(self) -> tuple[str, int]:
         """Returns host and port where the ranks can meet."""
-        return ray.util.get_node_ip_address(), free_port()
+        return node_address(), free_port()
 
     @frees_gpu_memory
     @giving_back_large_blocks()
@@ -168,7 +167,7 @@ class Reference:
         self.attempts = 1 if self.split else MAX_ATTEMPTS  # ranks that hold parts of one model are lost together
         self.policy, self.folder = policy, watchdog.logs.parent / WEIGHTS  # of the weights that it has taken
         self.refreshed = False  # once it is true, the folder holds the reference's weights
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="save reference")
+        self.thread = watchdog.threads.executor("save reference")
         self.saving: Future[dict[str, str]] | None = None
 
     def start(self, model: str, policy_model: str) -> None:

@@ -10,6 +10,7 @@ import socket
 from datetime import timedelta
 from typing import Any
 
+from workers.fleet.ray_cluster import node_address
 from workers.start.nccl_settings import compare_settings, nccl_settings
 from workers.start.network import choose_interface, print_network
 
@@ -46,9 +47,7 @@ def join_process_group(
 
 def prepare_network(device: str, ranks: int) -> str:
     """Chooses the interface, and returns the node's address. The rank's log says what NCCL will find."""
-    import ray
-
-    address = ray.util.get_node_ip_address()
+    address = node_address()
     choose_interface(address, "GLOO_SOCKET_IFNAME", *["NCCL_SOCKET_IFNAME"] * (device == "gpu"))
     if device == "gpu" and ranks > 1:
         print_network(address)

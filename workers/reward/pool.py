@@ -17,6 +17,7 @@ from rlsys.rewards.settings import RewardSettings, reward_services, worker_name
 from rlsys.runs.timeline import recorded
 from rlsys.types import Prompt, Sample, Verdict
 from workers.fleet.process_registry import restart_actors
+from workers.fleet.ray_cluster import call_failed
 from workers.fleet.replaceable_workers import MAX_ATTEMPTS
 from workers.fleet.watchdog import POLL_S, Watchdog, explain_failure
 from workers.reward.dispatch import ASYNC_LISTS, Dispatcher, PendingVerdicts, Submit, dispatch_limits
@@ -91,7 +92,7 @@ class RewardPool:
                     results.set_result(call.result())
                 else:
                     logs = self.watchdog.logs
-                    failure = explain_failure(error, name, "judging samples", logs)  # type: ignore[arg-type]
+                    failure = explain_failure(call_failed(error), name, "judging samples", logs)  # type: ignore[arg-type]
                     results.set_exception(failure)
 
             actor.judge.remote(items).future().add_done_callback(on_done)

@@ -57,7 +57,8 @@ class RolloutGroup:
 
     def start_calls(self, method: str, *arguments: Any) -> dict[str, Any]:
         """Starts the same call on every engine and returns object references by name, without waiting."""
-        return {name: getattr(actor, method).remote(*arguments) for name, actor in self.workers.actors.items()}
+        call = self.watchdog.cluster.call
+        return {name: call(actor, method, *arguments) for name, actor in self.workers.actors.items()}
 
     # --- generation --------------------------------------------------------------------------------------------------
 
@@ -65,10 +66,10 @@ class RolloutGroup:
         """Yields samples as they finish, from all engines."""
         yield from self.begin(requests).run()
 
-    def begin(self, requests: list[Request], more: Callable[[], float] = lambda: 0.0) -> Generation:
-        """Returns the `Generation` of these requests, and of those that are added while `more()` is not 0."""
+    def begin(self, requests: list[Request], seconds_to_wait: Callable[[], float] = lambda: 0.0) -> Generation:
+        """Returns the `Generation` of these requests, and of those that are added while `seconds_to_wait()` is not 0."""
         max_running = self.config.rollout.max_sequences
-        self.generation = Generation(requests, self.workers, self.watchdog, max_running, more)
+        self.generation = Generation(requests, self.workers, self.watchdog, max_running, seconds_to_wait)
         return self.generation
 
     def stop_early(self) -> None:

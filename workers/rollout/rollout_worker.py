@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ray.exceptions import RayError
 
 from rlsys.config.schema import Config
 from rlsys.errors import WrongWeights
 from rlsys.runs.timeline import recorded, request_facts
 from rlsys.types import Request, Sample, join_partial, stop_at
 from workers.fleet.process_registry import register_process
+from workers.fleet.ray_cluster import AnswerLost
 from workers.rollout.architecture import keeps_state
 from workers.rollout.async_engine import AsyncEngine
 from workers.rollout.engine import Engine
@@ -206,7 +206,7 @@ class RolloutWorker:
             async for update in self.receiver.update_infos(parts):
                 await self.engine.call_workers("update_weights", update_info=update)
                 self.loaded_parts[next(numbers)].set()
-        except RayError:
+        except AnswerLost:
             for loaded in self.loaded_parts.values():
                 loaded.set()  # ranks that wait for this engine go on, and report what happened
             # The driver should name the rank as the root cause, not the engines that waited for it.

@@ -20,8 +20,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from typing import Any
 
-import ray
-
+from workers.fleet.ray_cluster import node_address
 from workers.start.nccl_settings import NcclSettings, nccl_settings, require_same_settings
 from workers.start.network import choose_interface, print_network
 from workers.start.ports import free_port
@@ -47,12 +46,12 @@ class NcclSender:
             return {}
         return {
             "parts": 1,
-            "address": ray.util.get_node_ip_address(),
+            "address": node_address(),
             "port": free_port(),
             "world": self.world,
             "senders": self.senders,
             "buckets": self.buckets,
-            "settings": asdict(nccl_settings(ray.util.get_node_ip_address())),
+            "settings": asdict(nccl_settings(node_address())),
         }
 
     def connect(self, info: Message) -> None:
@@ -123,7 +122,7 @@ class NcclReceiver:
 
     def __init__(self) -> None:
         """Runs before vLLM's processes start, which inherit this environment."""
-        address = ray.util.get_node_ip_address()
+        address = node_address()
         choose_interface(address, "NCCL_SOCKET_IFNAME")
         print_network(address)
         self.settings = nccl_settings(address)

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ray.exceptions import RayActorError
+from plain_cluster import PlainCluster
 
 from rlsys.errors import WorkerFailed
 from rlsys.types import Prompt, Request, Sample
 from workers.episodes.episode_rollout import EpisodeRollout
 from workers.episodes.messages import Asked
+from workers.fleet.cluster import CallFailed
 from workers.fleet.watchdog import Watchdog
-from workers.rollout import engine_streams
 from workers.rollout.generation import Generation
 
 PATIENCE_S = 20
@@ -27,14 +27,13 @@ class Engine:
 
     def __init__(self, told_to_stop: threading.Event):
         self.told_to_stop = told_to_stop
-        self.generate = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.stream))
-        self.stop_early = SimpleNamespace(remote=told_to_stop.set)
+        self.stop_early = told_to_stop.set
 
-    def stream(self, requests: bytes) -> Iterator[bytes]:
+    def generate(self, requests: bytes) -> Iterator[bytes]:
         for request in pickle.loads(requests):
             if request.uid == "played":
                 self.told_to_stop.wait(PATIENCE_S)
-                raise RayActorError(error_msg="the engine died")
+                raise CallFailed("the engine died")
             tokens, logprobs = np.array([5], dtype=np.int32), np.zeros(1, dtype=np.float32)
             yield pickle.dumps([Sample(request.uid, request.index, "", tokens, logprobs, "stop", 0)])
 
@@ -59,15 +58,14 @@ class Pool:
 
 
 @pytest.fixture
-def rollout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> EpisodeRollout:
-    monkeypatch.setattr(engine_streams.ray, "get", lambda ref: ref)
+def rollout(tmp_path: Path) -> EpisodeRollout:
     told_to_stop = threading.Event()
     engines: Any = SimpleNamespace(lock=threading.RLock(), actors={"rollout-0": Engine(told_to_stop)})
     engines.replace = lambda lost, actors: engines.actors.update({"rollout-0": Engine(told_to_stop)})
 
     class Group:
         def begin(self, requests: list[Request], more: Any) -> Generation:
-            self.generation = Generation(requests, engines, Watchdog(tmp_path), 8, more)
+            self.generation = Generation(requests, engines, Watchdog(tmp_path, cluster=PlainCluster()), 8, more)
             return self.generation
 
         def stop_early(self) -> None:

@@ -6,10 +6,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from launch.ray_session import ray_metrics
 from launch.ray_session.connect import metrics_urls
+from launch.ray_session.ray_metrics import RayMetrics
 from rlsys.tracking import RunInfo
-from workers.fleet import ray_metrics
-from workers.fleet.ray_metrics import RayMetrics
 
 METRICS = {
     "reward/mean": 0.5,

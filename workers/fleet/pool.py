@@ -1,0 +1,129 @@
+"""Owes an answer for every item, whatever happens to the workers. Rollout, episodes and rewards use it.
+
+    open(worker, "generate", …, items={key: item})  ──▶  worker
+    poll()  ◀──  what a worker says; or the error that ended it; or that it has said nothing for too long
+    take(line, key)          the item is answered
+    lose(worker, error)      replaces the worker, and returns the items that it still held
+
+An item waits with the user of the pool, who decides on the order, or is held by one worker, or is answered.
+"""
+
+import queue
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rlsys.errors import WorkerFailed, WorkerLost
+from workers.fleet.cluster import Actor, CallFailed
+from workers.fleet.replaceable_workers import ReplaceableWorkers
+from workers.fleet.watchdog import POLL_S, StallTimer, Watchdog, explain_failure
+
+Key = TypeVar("Key")
+Item = TypeVar("Item")
+
+
+@dataclass(eq=False)
+class Line(Generic[Key]):
+    """A call of one process, or a stream from it."""
+
+    worker: str
+    actor: Actor
+    missing: dict[Key, None]  # the items that it was opened for, in order, without those that are answered
+
+
+class WorkPool(Generic[Key, Item]):
+    """`doing` and `uid` are for errors: what the workers do, and the prompt of an item."""
+
+    def __init__(
+        self, workers: ReplaceableWorkers, watchdog: Watchdog, doing: str, uid: Callable[[Item], str] | None = None
+    ):
+        self.workers, self.watchdog, self.doing, self.uid = workers, watchdog, doing, uid
+        self.held: dict[str, dict[Key, Item]] = {name: {} for name in workers.actors}
+        self.timers: dict[str, StallTimer] = {name: watchdog.start_timer() for name in workers.actors}
+        self.actors: dict[str, Actor] = {}  # that hold the items; another thread may have replaced one since
+        self.inbox = watchdog.threads.queue()
+
+    @property
+    def busy(self) -> list[str]:
+        """The workers that owe an answer."""
+        return [name for name, items in self.held.items() if items]
+
+    def can_take(self, worker: str) -> bool:
+        """False while a lost process of this worker, which another thread has replaced, still holds items."""
+        return not self.held[worker] or self.actors[worker] is self.workers.actors[worker]
+
+    def give(self, worker: str, items: Mapping[Key, Item]) -> Actor:
+        """From now on the worker holds these items. Returns its actor."""
+        if not self.held[worker]:
+            self.actors[worker] = self.workers.actors[worker]
+            self.timers[worker].reset()
+        self.held[worker] |= items
+        return self.actors[worker]
+
+    def open(
+        self, worker: str, method: str, *arguments: Any, items: Mapping[Key, Item] | None = None, stream: bool = False
+    ) -> None:
+        """Calls the worker with items. `poll` returns the answer, or each answer of a stream and `END`."""
+        line = Line[Key](worker, self.give(worker, items or {}), dict.fromkeys(items or ()))
+        call = self.watchdog.cluster.stream if stream else self.watchdog.cluster.ask
+        call(line.actor, method, *arguments, receive=lambda news: self.inbox.put((line, news)))
+
+    def wake(self) -> None:
+        """Has `poll` return at once. Any thread may call it."""
+        self.inbox.put(None)
+
+    def poll(self, timeout_s: float = POLL_S) -> tuple[Line[Key], Any] | None:
+        """Returns what comes next: an answer, `END`, or an exception. None after `wake` and after `timeout_s`.
+
+        Raises `StepAbandoned` if the run is ending.
+        """
+        while True:
+            self.watchdog.stop.raise_if_stopped()
+            if self.inbox.empty() and (stalled := self.find_stalled()):
+                return stalled
+            try:
+                arrival = self.inbox.get(timeout=timeout_s)
+            except queue.Empty:
+                return None
+            if arrival is None:
+                return None
+            line, news = arrival
+            if self.actors[line.worker] is line.actor:  # else it was replaced
+                self.timers[line.worker].reset()
+                if isinstance(news, CallFailed):
+                    news = explain_failure(news, line.worker, self.doing, self.watchdog.logs)
+                return line, news
+
+    def find_stalled(self) -> tuple[Line[Key], Exception] | None:
+        for name in self.busy:
+            if waited := self.timers[name].expired():
+                uids = list(dict.fromkeys(map(self.uid, self.held[name].values()))) if self.uid else None
+                error = self.watchdog.report_stall([name], self.doing, waited, uids)
+                return Line(name, self.actors[name], dict.fromkeys(self.held[name])), error
+        return None
+
+    def take(self, line: Line[Key], key: Key) -> Item | None:
+        """Marks an item as answered. None if this line has answered it before, or was never asked."""
+        if key not in line.missing:
+            return None
+        del line.missing[key]
+        return self.held[line.worker].pop(key)
+
+    def lose(self, worker: str) -> dict[Key, Item]:
+        """Forgets the worker's process. Returns the items that it held. `replace` comes next."""
+        items, self.held[worker] = self.held[worker], {}
+        return items
+
+    def replace(self, worker: str, error: WorkerLost) -> None:
+        """Replaces a worker, unless another thread has done it already."""
+        self.workers.replace({worker: error}, {worker: self.actors.pop(worker)})
+        for timer in self.timers.values():  # nothing was read meanwhile
+            timer.reset()
+
+    def require_debtor(self, waiting: str) -> None:
+        """Raises an error where `poll` would wait for ever: something waits, and no worker owes an answer."""
+        if waiting and not self.busy and self.inbox.empty():
+            raise WorkerFailed(
+                f"{self.doing}: {waiting}, and no worker owes an answer. This is a defect of rlsys, please report it; the "
+                "same command resumes the run."
+            )
