@@ -93,9 +93,7 @@ class RunningCluster:
 
     @property
     def judge(self) -> Rewards:
-        from workers.episodes.episode_rewards import EpisodeRewards
-
-        return EpisodeRewards(self.rewards) if self.episodes else self.rewards
+        return self.rewards
 
     def require_run_directory(self) -> None:
         """Raises `ConfigError` if a rank cannot see the run directory, where it writes its part of a checkpoint."""

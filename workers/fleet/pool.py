@@ -9,6 +9,7 @@ An item waits with the user of the pool, who decides on the order, or is held by
 """
 
 import queue
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -32,12 +33,21 @@ class Line(Generic[Key]):
 
 
 class WorkPool(Generic[Key, Item]):
-    """`doing` and `uid` are for errors: what the workers do, and the prompt of an item."""
+    """`doing` and `uid` are for errors: what the workers do, and the prompt of an item.
+
+    A worker that is lost `max_lost` times without an answer in between ends the run.
+    """
 
     def __init__(
-        self, workers: ReplaceableWorkers, watchdog: Watchdog, doing: str, uid: Callable[[Item], str] | None = None
+        self,
+        workers: ReplaceableWorkers,
+        watchdog: Watchdog,
+        doing: str,
+        uid: Callable[[Item], str] | None = None,
+        max_lost: int = 10,
     ):
-        self.workers, self.watchdog, self.doing, self.uid = workers, watchdog, doing, uid
+        self.workers, self.watchdog, self.doing, self.uid, self.max_lost = workers, watchdog, doing, uid, max_lost
+        self.lost_in_a_row: Counter[str] = Counter()
         self.held: dict[str, dict[Key, Item]] = {name: {} for name in workers.actors}
         self.timers: dict[str, StallTimer] = {name: watchdog.start_timer() for name in workers.actors}
         self.actors: dict[str, Actor] = {}  # that hold the items; another thread may have replaced one since
@@ -62,11 +72,20 @@ class WorkPool(Generic[Key, Item]):
 
     def open(
         self, worker: str, method: str, *arguments: Any, items: Mapping[Key, Item] | None = None, stream: bool = False
-    ) -> None:
-        """Calls the worker with items. `poll` returns the answer, or each answer of a stream and `END`."""
+    ) -> Line[Key]:
+        """Calls the worker with items. `poll` returns the answer, or each answer of a stream and `END`.
+
+        The worker does not hold them if the call cannot be made, because an argument cannot be sent.
+        """
         line = Line[Key](worker, self.give(worker, items or {}), dict.fromkeys(items or ()))
         call = self.watchdog.cluster.stream if stream else self.watchdog.cluster.ask
-        call(line.actor, method, *arguments, receive=lambda news: self.inbox.put((line, news)))
+        try:
+            call(line.actor, method, *arguments, receive=lambda news: self.inbox.put((line, news)))
+        except Exception:
+            for key in line.missing:
+                del self.held[worker][key]
+            raise
+        return line
 
     def wake(self) -> None:
         """Has `poll` return at once. Any thread may call it."""
@@ -88,7 +107,7 @@ class WorkPool(Generic[Key, Item]):
             if arrival is None:
                 return None
             line, news = arrival
-            if self.actors[line.worker] is line.actor:  # else it was replaced
+            if self.actors.get(line.worker) is line.actor:  # else it was replaced
                 self.timers[line.worker].reset()
                 if isinstance(news, CallFailed):
                     news = explain_failure(news, line.worker, self.doing, self.watchdog.logs)
@@ -107,6 +126,7 @@ class WorkPool(Generic[Key, Item]):
         if key not in line.missing:
             return None
         del line.missing[key]
+        self.lost_in_a_row[line.worker] = 0
         return self.held[line.worker].pop(key)
 
     def lose(self, worker: str) -> dict[Key, Item]:
@@ -114,8 +134,14 @@ class WorkPool(Generic[Key, Item]):
         items, self.held[worker] = self.held[worker], {}
         return items
 
-    def replace(self, worker: str, error: WorkerLost) -> None:
-        """Replaces a worker, unless another thread has done it already."""
+    def replace(self, worker: str, error: WorkerLost, cause: str = "") -> None:
+        """Replaces a worker, unless another thread has done it already. Raises if there is a `cause` that would repeat."""
+        self.lost_in_a_row[worker] += 1
+        if self.lost_in_a_row[worker] == self.max_lost and not cause:
+            cause = f"{worker} was lost {self.max_lost} times without an answer in between: look at its machine"
+        if cause:
+            sentence, _, log = str(error).partition("\n")
+            raise WorkerLost(f"{sentence}; {cause}.\n{log}") from error
         self.workers.replace({worker: error}, {worker: self.actors.pop(worker)})
         for timer in self.timers.values():  # nothing was read meanwhile
             timer.reset()

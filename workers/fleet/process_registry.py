@@ -107,14 +107,6 @@ def kill_actors(cluster: Cluster, actors: Mapping[str, Actor], logs: Path) -> No
     kill_processes(list(actors), logs)
 
 
-def restart_actors(actors: Mapping[str, Actor], logs: Path) -> None:
-    """Kills actors' processes, after which Ray restarts the actors and repeats their calls."""
-    killed = kill_processes(list(actors), logs)
-    for name, actor in actors.items():
-        if name not in killed:  # its host does not see the run directory, or does not answer
-            RayCluster().kill(actor, restart=True)
-
-
 def kill_processes(names: list[str], logs: Path) -> set[str]:
     """Kills workers' processes, also those that Ray cannot reach: a stopped process (SIGSTOP) handles no request.
 

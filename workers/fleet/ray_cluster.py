@@ -34,7 +34,10 @@ class RayCluster:
             error = done.exception()
             receive(done.result() if error is None else call_failed(error) if isinstance(error, RayError) else error)
 
-        getattr(actor, method).remote(*arguments).future().add_done_callback(on_done)
+        try:
+            getattr(actor, method).remote(*arguments).future().add_done_callback(on_done)
+        except RayError as error:
+            receive(call_failed(error))
 
     def stream(self, actor: Actor, method: str, *arguments: Any, receive: Receive) -> None:
         answers = getattr(actor, method).options(num_returns="streaming").remote(*arguments)
@@ -54,9 +57,9 @@ class RayCluster:
     def tell(self, actor: Actor, method: str, *arguments: Any) -> None:
         getattr(actor, method).options(num_returns=0).remote(*arguments)
 
-    def kill(self, actor: Actor, restart: bool = False) -> None:
+    def kill(self, actor: Actor) -> None:
         with contextlib.suppress(RayError):
-            ray.kill(actor, no_restart=not restart)
+            ray.kill(actor)
 
 
 def call_failed(error: RayError) -> CallFailed:

@@ -1,26 +1,52 @@
 """Reward processes without Ray, to score saved samples. Deadlines, crashes and failures are handled as in a run."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
-from rlsys.rewards.settings import RewardSettings
-from workers.reward.dispatch import ASYNC_LISTS, Dispatcher, Submit, dispatch_limits
+from rlsys.rewards.settings import RewardSettings, worker_name
+from workers.fleet.cluster import CallFailed, Receive
+from workers.fleet.replaceable_workers import ReplaceableWorkers
+from workers.fleet.watchdog import Watchdog
+from workers.reward.dispatch import ASYNC_LISTS, Dispatcher, Service
 from workers.reward.runner import RewardRunner
 
 
 @contextmanager
-def local_rewards(settings: RewardSettings) -> Iterator[Dispatcher]:
-    """`with local_rewards(settings) as rewards: rewards.judge([RewardItem("", inputs), …]).result()`"""
+def local_rewards(services: list[RewardSettings]) -> Iterator[Dispatcher]:
+    """`with local_rewards([settings]) as rewards: rewards.judge([RewardItem("", inputs), …]).future.result()`"""
     with ExitStack() as stack:
-        runners = [RewardRunner(settings) for _ in range(settings.workers)]
-        for runner in runners:
+        names = [[worker_name(n, i) for i in range(s.workers)] for n, s in enumerate(services)]
+        runners = {name: RewardRunner(services[n]) for n, of_service in enumerate(names) for name in of_service}
+        for runner in runners.values():
             stack.callback(runner.close)
-        ready_infos = [runner.ready.result() for runner in runners]  # raises what is wrong with a function
+        ready_infos = {name: runner.ready.result() for name, runner in runners.items()}  # raises what is wrong
         threads = stack.enter_context(ThreadPoolExecutor(len(runners) * ASYNC_LISTS))
+        watchdog = Watchdog(Path(), stall_s=float("inf"), cluster=ThreadCluster(threads))  # type: ignore[arg-type]
+        stack.callback(watchdog.stop.end_now)
+        dispatcher = Dispatcher(
+            ReplaceableWorkers(list(runners), runners.__getitem__, watchdog),
+            watchdog,
+            [
+                Service.of_ready_workers(s, of_service, ready_infos[of_service[0]])
+                for s, of_service in zip(services, names, strict=True)
+            ],
+        )
+        dispatcher.start()
+        yield dispatcher
 
-        def make_submit(runner: RewardRunner) -> Submit:
-            return lambda items: threads.submit(runner.judge, items)
 
-        submits = {f"reward-{i}": make_submit(runner) for i, runner in enumerate(runners)}
-        yield Dispatcher(submits, **dispatch_limits(settings, ready_infos[0]))
+class ThreadCluster:
+    """The part of a `Cluster` that a dispatcher needs, for objects of this process."""
+
+    def __init__(self, threads: ThreadPoolExecutor):
+        self.threads = threads
+
+    def ask(self, actor: Any, method: str, *arguments: Any, receive: Receive) -> None:
+        def on_done(done: "Future[Any]") -> None:
+            error = done.exception()
+            receive(CallFailed(str(error), error) if error else done.result())
+
+        self.threads.submit(getattr(actor, method), *arguments).add_done_callback(on_done)

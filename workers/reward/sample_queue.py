@@ -23,6 +23,7 @@ class RewardItem:
     inputs: dict[str, Any]  # what functions may ask for, by name
     alone: bool = False  # judge it with no other sample at the same time: it may be the one that ends processes
     killed: int = 0  # processes that were killed while it was judged
+    uid: str = ""  # of its prompt, for errors
 
 
 JudgeResult = Verdict | RewardItem  # an item comes back unjudged when another sample ended the process

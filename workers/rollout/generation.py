@@ -7,7 +7,6 @@ RequestScheduler ──requests──▶ WorkPool ◀──▶ engines
 """
 
 import pickle
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +20,6 @@ from workers.rollout.request_scheduler import RequestScheduler
 from workers.rollout.suspects import Suspects
 
 Key = tuple[str, int]  # uid and index of a sample
-MAX_LOST_IN_A_ROW = 10  # processes of an engine, without a sample; one that ends engines is found sooner
 
 
 class Generation:
@@ -43,7 +41,6 @@ class Generation:
         self.scheduler = RequestScheduler(requests, max_running)
         self.pool: WorkPool[Key, Request] = WorkPool(engines, watchdog, "generating", lambda r: r.uid)
         self.suspects = Suspects()
-        self.lost_in_a_row: Counter[str] = Counter()  # by engine
         self.reserved: set[str] = set()  # engines that have suspects, and get no other request until they have none
         self.seconds_to_wait, self.stop_requested, self.stopping = seconds_to_wait, False, False
         self.engine_by_sample: dict[Key, str] = {}  # which engine has the turns of an episode in its cache
@@ -74,8 +71,6 @@ class Generation:
                 raise WorkerFailed(f"generating: {line.worker} ended {len(line.missing)} samples short. Its log: {log}")
             return []
         samples: list[Sample] = [s for s in pickle.loads(news) if self.pool.take(line, (s.uid, s.index))]
-        if samples:
-            self.lost_in_a_row[line.worker] = 0
         self.suspects.acquit([(s.uid, s.index) for s in samples])
         if self.seconds_to_wait():
             self.engine_by_sample.update(((s.uid, s.index), line.worker) for s in samples)
@@ -121,18 +116,10 @@ class Generation:
         if not isinstance(error, WrongWeights | NodeLost):  # no sample has a part in these
             requests = self.suspects.add(name, pending)
             cause = self.suspects.describe_cause()
-        self.lost_in_a_row[name] += 1
-        if self.lost_in_a_row[name] == MAX_LOST_IN_A_ROW:
-            cause = (
-                cause or f"{name} was lost {MAX_LOST_IN_A_ROW} times without a sample in between: look at its machine"
-            )
-        if cause:
-            sentence, _, log = str(error).partition("\n")
-            raise WorkerLost(f"{sentence}; {cause}.\n{log}") from error
         self.scheduler.requeue(requests)
         if self.stop_requested:
             self.cancel_waiting()
-        self.pool.replace(name, error)
+        self.pool.replace(name, error, cause)
 
     def assign_requests(self) -> None:
         """Gives waiting requests to engines with room. While weights are sent, engines get no further requests."""

@@ -14,7 +14,7 @@ from launch.tools.analysis.rescoring import Disagreements, compare_rewards
 from launch.tools.rescore.inputs import find_sample_files, load_settings, parse_rewards
 from launch.tools.rescore.output import Comparisons, open_output, print_rescored
 from rlsys.config.schema import Config
-from rlsys.rewards.judge import combine_verdicts, reward_inputs
+from rlsys.rewards.judge import reward_inputs
 from rlsys.rewards.settings import reward_services
 from rlsys.runs.directory import require_writable
 from rlsys.runs.samples import SavedSample, first_line, open_parquet, read_saved_samples
@@ -60,20 +60,19 @@ def start_judge(config: Config) -> Iterator[Callable[[list[SavedSample], Advance
     from workers.reward.local import local_rewards
     from workers.reward.sample_queue import RewardItem
 
-    with contextlib.ExitStack() as stack:
-        services = [stack.enter_context(local_rewards(service)) for service in reward_services(config)]
+    services = reward_services(config)
+    with local_rewards(services) as rewards:
 
         def judge(saved: list[SavedSample], advance: Advance) -> list[Verdict]:
             items = [RewardItem("", reward_inputs(s.prompt, s.sample)) for s in saved]
-            calls = [service.judge(items) for service in services]
-            shown = 0
-            while not all(call.done() for call in calls):
+            judging, shown = rewards.judge(items), 0
+            while not judging.future.done():
                 time.sleep(0.02)
-                judged = len(saved) - max(call.missing for call in calls)
+                judged = len(saved) - -(-judging.missing // len(services))
                 advance(judged - shown)
                 shown = judged
             advance(len(saved) - shown)
-            return [combine_verdicts(verdicts) for verdicts in zip(*(call.result() for call in calls), strict=True)]
+            return judging.future.result()
 
         yield judge
 

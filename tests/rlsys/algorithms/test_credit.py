@@ -8,8 +8,8 @@ from fakes import make_batch, make_config
 from rlsys.algorithms.credit import CreditAssignment
 from rlsys.errors import ConfigError
 from rlsys.metrics import credit_metrics
+from rlsys.rewards.episode_verdict import add_own_verdict
 from rlsys.types import Columns, Episode, Verdict
-from workers.episodes.episode_rewards import combine
 
 
 @pytest.fixture
@@ -293,7 +293,7 @@ def play_batch(tmp_path, verdicts, groups, finish=None):
         replace(sample, finish=why, episode=Episode(verdict, [], []))
         for sample, verdict, why in zip(batch.samples, verdicts, finish or ["stop"] * len(verdicts), strict=True)
     ]
-    judged = [combine(sample, Verdict(0.0)) for sample in samples]
+    judged = [add_own_verdict(sample, Verdict(0.0)) for sample in samples]
     assert not any(v.failure for v in judged)
     rewards = floats(*(v.score for v in judged))
     return replace(batch, samples=samples, rewards=rewards, components=[v.components for v in judged])

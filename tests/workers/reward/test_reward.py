@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,7 +115,7 @@ def test_the_process_ends_with_its_actor(pool: Callable[..., RewardPool], tmp_pa
     started = pool(source)
     pid = int(judge(started, ["who?"], tmp_path)[0].score or 0)
     assert runs(pid)
-    ray.kill(started.services[0].actors["reward-0"])
+    ray.kill(started.workers.actors["reward-0"])
     deadline = time.monotonic() + 10
     while runs(pid) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -153,14 +152,11 @@ def test_a_killed_or_stopped_worker_is_replaced_and_each_sample_judged_once(
 def test_a_worker_that_never_answers_ends_the_wait_after_three_times(
     pool: Callable[..., RewardPool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example, because no host has room for the actor that Ray starts in its place."""
     started = pool("def trap(completion):\n    return 1.0\n", "watchdog.stall_s=0.3", "reward.timeout_s=0.1")
     started.config = replace(started.config, cluster=replace(started.config.cluster, start_timeout_s=0.3))
     events: list[str] = []
     monkeypatch.setattr(started.watchdog, "event", lambda kind, **facts: events.append(kind))
-    monkeypatch.setattr("workers.reward.pool.restart_actors", lambda actors, logs: None)
-    assert started.services[0].dispatcher
-    monkeypatch.setattr(started.services[0].dispatcher.workers[0], "submit", lambda items: Future())
+    monkeypatch.setattr(started.watchdog.cluster, "ask", lambda *arguments, **receive: None)
     began = time.monotonic()
     with pytest.raises(WorkerLost, match="judging samples: reward-0 stalled"):
         judge(started, ["x"], tmp_path)

@@ -2,12 +2,17 @@
 
 import pickle
 import threading
-from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rlsys.errors import WorkerFailed, WorkerLost
 from rlsys.types import Verdict
-from workers.reward.dispatch import MAX_ATTEMPTS, Dispatcher
+from workers.fleet.cluster import CallFailed, Receive
+from workers.fleet.replaceable_workers import ReplaceableWorkers
+from workers.fleet.watchdog import Watchdog
+from workers.reward.dispatch import MAX_ATTEMPTS, Dispatcher, Service
 from workers.reward.sample_queue import JudgeResult, RewardItem
 
 
@@ -15,19 +20,57 @@ class ManualWorker:
     """Keeps the lists it is sent until the test calls `answer`."""
 
     def __init__(self) -> None:
-        self.lists: list[tuple[list[RewardItem], Future[list[JudgeResult]]]] = []
+        self.lists: list[tuple[list[RewardItem], Receive]] = []
+        self.dispatcher: Dispatcher | None = None
 
-    def submit(self, items: list[RewardItem]) -> "Future[list[JudgeResult]]":
-        self.lists.append((items, Future()))
-        return self.lists[-1][1]
+    def ask(self, items: list[RewardItem], receive: Receive) -> None:
+        self.lists.append((items, receive))
 
     def answer(self, *answers: JudgeResult) -> None:
-        items, future = self.lists.pop(0)
-        future.set_result(list(answers) or [Verdict(i.inputs["n"]) for i in items])
+        items, receive = self.lists.pop(0)
+        receive(list(answers) or [Verdict(i.inputs["n"]) for i in items])
+        self.step()
+
+    def fail(self, error: CallFailed) -> None:
+        self.lists.pop(0)[1](error)
+        self.step()
+
+    def step(self) -> None:
+        assert self.dispatcher
+        self.dispatcher.step(0)
 
     @property
     def numbers(self) -> list[int]:
         return [item.inputs["n"] for items, _ in self.lists for item in items]
+
+
+class ManualCluster:
+    """An actor is a list with the worker: another list is another process."""
+
+    def ask(self, actor: list[ManualWorker], method: str, items: list[RewardItem], receive: Receive) -> None:
+        actor[0].ask(items, receive)
+
+    def kill(self, actor: list[ManualWorker]) -> None: ...
+
+
+class SteppedDispatcher(Dispatcher):
+    """Without a thread: each call of `judge` sends what can be sent."""
+
+    def judge(self, *arguments: Any) -> Any:
+        judging = super().judge(*arguments)
+        self.step(0)
+        return judging.future
+
+
+def make_dispatcher(*workers: ManualWorker, list_size: int = 1, seconds: float = 0.001) -> Dispatcher:
+    by_name = {f"reward-{i}": worker for i, worker in enumerate(workers)}
+    watchdog = Watchdog(Path("/nonexistent"), cluster=ManualCluster(), note=lambda text: None)  # type: ignore[arg-type]
+    fleet = ReplaceableWorkers(list(by_name), lambda name: [by_name[name]], watchdog)
+    service = Service({"": {}}, list(by_name), list_size, seconds_per_verdict=seconds)
+    dispatcher = SteppedDispatcher(fleet, watchdog, [service])
+    for worker in workers:
+        worker.dispatcher = dispatcher
+    return dispatcher
 
 
 def make_items(*numbers: int) -> list[RewardItem]:
@@ -36,9 +79,7 @@ def make_items(*numbers: int) -> list[RewardItem]:
 
 def slow_dispatcher(*workers: ManualWorker, list_size: int = 1) -> Dispatcher:
     """A dispatcher that expects a second per verdict."""
-    dispatcher = Dispatcher({f"reward-{i}": w.submit for i, w in enumerate(workers)}, list_size=list_size)
-    dispatcher.seconds_per_verdict = 1.0
-    return dispatcher
+    return make_dispatcher(*workers, list_size=list_size, seconds=1.0)
 
 
 def test_verdicts_come_in_the_order_of_the_samples():
@@ -54,23 +95,22 @@ def test_verdicts_come_in_the_order_of_the_samples():
 
 
 def test_nothing_to_judge_is_done_at_once():
-    assert Dispatcher({"reward-0": ManualWorker().submit}).judge([]).result() == []
+    assert make_dispatcher(ManualWorker()).judge([]).result() == []
 
 
 class PicklingWorker(ManualWorker):
     """Pickles what it is sent, as Ray does."""
 
-    def submit(self, items: list[RewardItem]) -> "Future[list[JudgeResult]]":
+    def ask(self, items: list[RewardItem], receive: Receive) -> None:
         pickle.dumps(items)
-        return super().submit(items)
+        super().ask(items, receive)
 
 
 @pytest.mark.parametrize("seconds_per_verdict", [0.0001, 1.0])
 @pytest.mark.parametrize("count", [1, 2, 500])
 def test_a_row_that_cannot_be_sent_fails_alone_and_holds_up_nobody(count, seconds_per_verdict):
     worker = PicklingWorker()
-    dispatcher = slow_dispatcher(worker)
-    dispatcher.seconds_per_verdict = seconds_per_verdict
+    dispatcher = make_dispatcher(worker, seconds=seconds_per_verdict)
     first = dispatcher.judge(make_items(1, 2))
     bad = dispatcher.judge([RewardItem("", {"n": 0, "lock": threading.Lock()}) for _ in range(count)])
     later = [dispatcher.judge(make_items(n)) for n in (3, 4, 5)]
@@ -80,12 +120,12 @@ def test_a_row_that_cannot_be_sent_fails_alone_and_holds_up_nobody(count, second
     assert [v.score for verdicts in later for v in verdicts.result(0)] == [3, 4, 5]
     assert [v.failure for v in bad.result(0)] == ["exception"] * count
     assert "cannot pickle '_thread.lock' object" in bad.result(0)[0].detail
-    assert dispatcher.busy_workers() == []
+    assert dispatcher.pool.busy == []
 
 
 def test_samples_in_a_list_with_one_that_cannot_be_sent_are_judged():
     worker = PicklingWorker()
-    dispatcher = Dispatcher({"reward-0": worker.submit}, list_size=4)
+    dispatcher = make_dispatcher(worker, list_size=4)
     bad = RewardItem("", {"n": 2, "lock": threading.Lock()})
     verdicts = dispatcher.judge([*make_items(0, 1), bad, *make_items(3)])
     while worker.lists:
@@ -98,15 +138,14 @@ def test_slow_samples_are_sent_one_by_one_and_fast_ones_in_lists():
     dispatcher = slow_dispatcher(worker)
     dispatcher.judge(make_items(*range(40)))
     assert worker.numbers == [0]
-    dispatcher.seconds_per_verdict = 0.0005
+    dispatcher.services[0].seconds_per_verdict = 0.0005
     worker.answer()
     assert len(worker.lists[0][0]) > 10
 
 
 def test_fast_samples_are_shared_by_all_workers():
     one, two = ManualWorker(), ManualWorker()
-    dispatcher = Dispatcher({"one": one.submit, "two": two.submit})
-    dispatcher.seconds_per_verdict = 0.0001
+    dispatcher = make_dispatcher(one, two, seconds=0.0001)
     dispatcher.judge(make_items(*range(10)))
     assert len(one.lists[0][0]) == 5
     assert two.numbers
@@ -146,6 +185,36 @@ def test_a_sample_that_comes_back_too_often_fails():
 
 def test_an_error_of_a_worker_reaches_every_pending_verdict():
     worker = ManualWorker()
-    verdicts = slow_dispatcher(worker).judge(make_items(1, 2))
-    worker.lists.pop(0)[1].set_exception(RuntimeError("gone"))
-    assert isinstance(verdicts.exception(), RuntimeError)
+    dispatcher = slow_dispatcher(worker)
+    verdicts = dispatcher.judge(make_items(1, 2))
+    dispatcher.start()
+    worker.lists.pop(0)[1](CallFailed("trace", RuntimeError("gone")))
+    assert isinstance(verdicts.exception(20), WorkerFailed)
+    with pytest.raises(WorkerFailed, match="judging samples: reward-0 raised RuntimeError: gone"):
+        Dispatcher.judge(dispatcher, make_items(3)).future.result(20)
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+def test_samples_of_a_lost_worker_are_sent_again_in_their_order(losses):
+    worker = ManualWorker()
+    dispatcher = slow_dispatcher(worker, list_size=3)
+    verdicts = dispatcher.judge(make_items(*range(5)))
+    for _ in range(losses):
+        _, late = worker.lists[0]
+        worker.fail(CallFailed("it died"))
+        late([Verdict(7.0)] * 3)  # what a process says that was replaced does not count
+        worker.step()
+    assert worker.numbers == [0, 1, 2]
+    worker.answer()
+    worker.answer()
+    assert [v.score for v in verdicts.result(0)] == [0, 1, 2, 3, 4]
+
+
+def test_a_worker_that_is_always_lost_ends_the_run():
+    worker = ManualWorker()
+    dispatcher = slow_dispatcher(worker)
+    dispatcher.judge(make_items(1))
+    worker.fail(CallFailed("it died"))
+    worker.fail(CallFailed("it died"))
+    with pytest.raises(WorkerLost, match="reward-0 was lost 3 times without an answer in between"):
+        worker.fail(CallFailed("it died"))

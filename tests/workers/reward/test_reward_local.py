@@ -26,9 +26,9 @@ def settings(folder: Path, source: str, **changes: Any) -> RewardSettings:
 
 
 def judge(folder: Path, source: str, rows: list[Any], **changes: Any) -> list[Verdict]:
-    with local_rewards(settings(folder, source, **changes)) as rewards:
+    with local_rewards([settings(folder, source, **changes)]) as rewards:
         items = [RewardItem("", row if isinstance(row, dict) else {"completion": row}) for row in rows]
-        return rewards.judge(items).result(timeout=60)
+        return rewards.judge(items).future.result(timeout=60)
 
 
 def outcomes(results: Sequence[JudgeResult]) -> list[Any]:

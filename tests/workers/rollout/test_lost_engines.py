@@ -174,7 +174,7 @@ def test_of_two_such_samples_one_is_named(tmp_path: Path) -> None:
 def test_an_engine_that_always_dies_is_held_against_no_sample(tmp_path: Path) -> None:
     """Others sample what it has lost. It is not replaced for ever."""
     cluster = Cluster(3, lambda engine, given, left: engine == "rollout-1")
-    with pytest.raises(WorkerLost, match="rollout-1 was lost 10 times without a sample in between"):
+    with pytest.raises(WorkerLost, match="rollout-1 was lost 10 times without an answer in between"):
         generate_in(cluster, tmp_path, groups=2000)
     assert set(cluster.lost) == {"rollout-1"}
 
