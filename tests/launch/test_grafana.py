@@ -1,6 +1,6 @@
 """The Grafana board asks for existing metrics.
 
-tests/system/test_tracking_run.py compares the names with those of a real Ray.
+tests/system/trackers.py compares the names with those of a real Ray.
 """
 
 import json

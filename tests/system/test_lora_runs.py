@@ -2,9 +2,9 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from killing import ROOT, Run, require_equal, running, tidy
 
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
 
-STEPS = ["trainer.steps=6", "checkpoint.every=2", "eval.every=3", "trainer.prompts_per_step=8", "rollout.engines=1"]
 CONFIG = ROOT / "configs" / "lora_cpu.yaml"
-STAGES = (2, 3)
+STEPS = ["trainer.steps=6", "checkpoint.every=2", "eval.every=3", "trainer.prompts_per_step=8", "rollout.engines=1"]
+STEPS += ["reward.workers=1"]
+AHEAD = [*STEPS, "policy.zero_stage=3", "pipeline.max_lag=1", "dynamic_sampling.enabled=true"]
+AHEAD += ["algorithm.normalize=sequence_mean", "algorithm.std=none", "watchdog.stall_s=12"]
 
 
 def rlsys(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -43,62 +45,49 @@ for lora in (None, LoRARequest("adapter", 1, adapter)):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`alone(3)` is a finished run with ZeRO 3 that was left alone."""
-    folder = tmp_path_factory.mktemp("lora")
-
-    def get(stage: int, *settings: str) -> Path:
-        path = folder / "-".join([f"zero-{stage}", *settings])
-        if not path.exists():
-            with tidy() as environment:
-                run = Run(
-                    path, *STEPS, f"policy.zero_stage={stage}", *settings, config=CONFIG, environment=environment
-                ).start()
-                assert run.wait() == 0, run.text()
-        return path
-
-    return get
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was left alone. Its engines got all weights."""
+    path = tmp_path_factory.mktemp("lora") / "run"
+    with tidy() as environment:
+        run = Run(path, *AHEAD, config=CONFIG, environment=environment).start()
+        assert run.wait() == 0, run.text()
+        left = Path(environment["TMPDIR"]) / f"rlsys-{run.process.pid}-left"  # as of a run killed after its last step
+        left.mkdir()
+        assert run.start().wait() == 0, run.text()
+        assert "finished: 6 steps are done" in run.text()
+        assert not left.exists()
+    return path
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_run_whose_rank_and_driver_are_killed_ends_as_if_nothing_had_been(
-    environment: dict[str, str], alone: Callable[..., Path], tmp_path: Path, stage: int
+def test_engines_that_merge_adapters_ranks_and_the_driver_are_killed_and_it_ends_as_if_nothing_had_been(
+    environment: dict[str, str], alone: Path, tmp_path: Path
 ) -> None:
-    settings = [*STEPS, f"policy.zero_stage={stage}"]
-    with running(tmp_path / "run", *settings, config=CONFIG, environment=environment) as run:
+    """One step ahead, with ZeRO 3 and dynamic sampling."""
+    with running(tmp_path / "run", *AHEAD, "sync.what=adapter", config=CONFIG, environment=environment) as run:
+        run.until_step(2)
+        run.kill("rollout-0", signal.SIGSTOP)
+        run.until(lambda: run.events("replaced"))
         run.until_step(3)
         run.kill("policy-1")
         run.until(lambda: run.events("restart"))
         run.until_step(5)
         run.family()[1].kill()  # the driver
         assert run.wait() == 0, run.text()
-    assert len(run.events("restart")) == 2
+    assert [e["worker"] for e in run.events("replaced")] == ["rollout-0"]
+    assert "rollout-0" in run.events("stall")[0]["stacks"]
+    assert [e["cause"] for e in run.events("restart")] == ["it lost a worker", "the driver was ended by SIGKILL"]
+    assert [line["lag"] for line in run.lines()[1:]] == [0] + [1] * 5
+    assert all(line["groups/equal"] == 0 for line in run.lines()[1:])
     assert all(line["kl"] > 0 for line in run.lines()[2:]), "KL is in the loss"
     assert not (run.path / "logs" / "reference.log").exists(), "and no process is the reference"
-    require_equal(alone(stage), run.path)
-
-
-@pytest.mark.parametrize(("stage", "settings"), [(3, ()), (2, ("pipeline.max_lag=1",))])
-def test_engines_that_merge_adapters_and_are_killed_end_as_those_that_get_all_weights(
-    environment: dict[str, str], alone: Callable[..., Path], tmp_path: Path, stage: int, settings: tuple[str, ...]
-) -> None:
-    overrides = [*STEPS, f"policy.zero_stage={stage}", "sync.what=adapter", *settings]
-    with running(tmp_path / "run", *overrides, config=CONFIG, environment=environment) as run:
-        run.until_step(2)
-        run.kill("rollout-0")
-        run.until_step(3)
-        run.family()[1].kill()  # the driver
-        assert run.wait() == 0, run.text()
-    assert [e["worker"] for e in run.events("replaced")] == ["rollout-0"]
-    assert len(run.events("restart")) == 1
-    require_equal(alone(stage, *settings), run.path)
+    require_equal(alone, run.path)
 
 
 def test_halves_of_an_engine_merge_the_adapter_from_which_a_run_starts(
-    environment: dict[str, str], alone: Callable[..., Path], tmp_path: Path
+    environment: dict[str, str], alone: Path, tmp_path: Path
 ) -> None:
-    before, adapter = alone(2), tmp_path / "adapter"
-    assert rlsys("export", str(before), str(adapter), "--adapter").returncode == 0
+    adapter = tmp_path / "adapter"
+    assert rlsys("export", str(alone), str(adapter), "--adapter").returncode == 0
     base = json.loads((adapter / "base_model.json").read_text())["path"]
     halves = [*STEPS, "trainer.steps=2", "sync.what=adapter", "rollout.tensor_parallel=2"]
     start = [f"model.path={base}", f"model.adapter={adapter}"]
@@ -106,14 +95,13 @@ def test_halves_of_an_engine_merge_the_adapter_from_which_a_run_starts(
         assert run.wait() == 0, run.text()
     assert run.events("wrong weights") == []
     assert all(line["mismatch/mean_abs"] < 1e-5 for line in run.lines()[1:])
-    assert evaluated(run.path, 0) == evaluated(before, 6)
+    assert evaluated(run.path, 0) == evaluated(alone, 6)
 
 
-def test_vllm_loads_the_adapter_and_says_what_the_engines_said(alone: Callable[..., Path], tmp_path: Path) -> None:
-    run = alone(2)
-    assert rlsys("export", str(run), str(tmp_path / "adapter"), "--adapter").returncode == 0
+def test_vllm_loads_the_adapter_and_says_what_the_engines_said(alone: Path, tmp_path: Path) -> None:
+    assert rlsys("export", str(alone), str(tmp_path / "adapter"), "--adapter").returncode == 0
     base = json.loads((tmp_path / "adapter" / "base_model.json").read_text())["path"]
-    first, last = (evaluated(run, step) for step in (0, 6))
+    first, last = (evaluated(alone, step) for step in (0, 6))
     done = subprocess.run(
         [sys.executable, "-c", GREEDY, base, str(tmp_path / "adapter"), *last],
         env={**os.environ, **CPU_ENVIRONMENT},
@@ -132,11 +120,10 @@ def evaluated(run: Path, step: int) -> dict[str, Any]:
     return {row["prompt"]: row["completion"] for row in rows[:32]}
 
 
-def test_the_merged_model_is_evaluated_and_exported_as_the_run_was(alone: Callable[..., Path], tmp_path: Path) -> None:
-    run = alone(2)
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert rlsys("export", str(run), str(tmp_path / "merged")).returncode == 0
-    for target in ([run], [tmp_path / "merged", "--config", run / "config.yaml"]):
+def test_the_merged_model_is_evaluated_and_exported_as_the_run_was(alone: Path, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in (alone / "metrics.jsonl").read_text().splitlines()]
+    assert rlsys("export", str(alone), str(tmp_path / "merged")).returncode == 0
+    for target in ([alone], [tmp_path / "merged", "--config", alone / "config.yaml"]):
         done = rlsys("eval", *map(str, target), "--json", "-")
         assert done.returncode == 0, done.stderr
         assert json.dumps(lines[-1]["eval/zigzag/accuracy"]) in done.stdout, done.stdout

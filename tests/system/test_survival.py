@@ -10,15 +10,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
+import trackers
 from aiming import aim
 from killing import LIGHT, ROOT, STEPS, Run, outcome, require_equal, running
 from safetensors.numpy import load_file
 
 STALL_S = 12
 PATIENCE = [f"watchdog.stall_s={STALL_S}", "reward.timeout_s=5"]
-AHEAD = [*STEPS, *PATIENCE, "pipeline.max_lag=1", "policy.zero_stage=3", "dynamic_sampling.enabled=true"]
-AHEAD += ["algorithm.normalize=sequence_mean", "algorithm.std=none", "algorithm.kl=k1", "reference.kl_coef=0"]
-AHEAD += ["rollout.engines=1", "reward.workers=1"]
 CRITIC = [
     "trainer.steps=6",
     "checkpoint.every=2",
@@ -26,7 +24,7 @@ CRITIC = [
     "trainer.prompts_per_step=16",
     "critic.alone_steps=1",
 ]
-CRITIC += ["critic.ranks=2", *PATIENCE, *LIGHT]
+CRITIC += ["critic.ranks=2", *PATIENCE, *LIGHT, "policy.ranks=2", "policy.zero_stage=3", "pipeline.max_lag=1"]
 
 
 def stop(run: Run, worker: str, phase: str = "", doing: str = "") -> None:
@@ -40,13 +38,15 @@ def stop(run: Run, worker: str, phase: str = "", doing: str = "") -> None:
     assert stall["time"] - began < STALL_S + 8
 
 
-def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
-    environment: dict[str, str], undisturbed: Path, tmp_path: Path
+def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been_and_trackers_have_each_step_once(
+    environment: dict[str, str], undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(tmp_path / "run", *STEPS, environment=environment).start()
+    environment |= trackers.variables(tmp_path)
+    run = Run(tmp_path / "run", *STEPS, trackers.EVERY_TRACKER, environment=environment).start()
     try:
         run.kill("rollout-1")  # while it starts
         run.until_step(1)
+        trackers.require_all_figures(run.until(lambda: trackers.page(run.path)))
         aim(run, "rollout", "rollout-0", share=0.3)
         run.until_step(3)
         run.kill("reward-1")
@@ -74,40 +74,17 @@ def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
         run.end()
     assert {e["cause"] for e in run.events("restart")} == {"it lost a worker"}
     require_equal(undisturbed, tmp_path / "run")
+    trackers.require_each_step_once(tmp_path / "run", monkeypatch)
 
 
-def test_one_step_ahead_with_zero_3_and_dynamic_sampling_too(environment: dict[str, str], tmp_path: Path) -> None:
-    undisturbed = Run(tmp_path / "alone", *AHEAD, environment=environment).start()
-    assert undisturbed.wait() == 0, undisturbed.text()
-    assert [line["lag"] for line in undisturbed.lines()[1:]] == [0] + [1] * 9
-    assert all(line["groups/equal"] == 0 and line["kl"] == 0 for line in undisturbed.lines()[1:])
-    assert not (undisturbed.path / "logs" / "reference.log").exists()
-    left = (
-        Path(environment["TMPDIR"]) / f"rlsys-{undisturbed.process.pid}-left"
-    )  # as of a run that is killed after its last step
-    left.mkdir()
-    assert undisturbed.start().wait() == 0, undisturbed.text()
-    assert "finished: 10 steps are done" in undisturbed.text()
-    assert not left.exists()
-    with running(tmp_path / "run", *AHEAD, environment=environment) as run:
-        run.until_step(3)
-        run.kill("rollout-0", signal.SIGSTOP)
-        run.until(lambda: run.events("replaced"))
-        run.until_step(5)
-        run.family()[1].kill()  # the driver
-        assert run.wait() == 0, run.text()
-    assert "rollout-0" in run.events("stall")[0]["stacks"]
-    assert [e["cause"] for e in run.events("restart")] == ["the driver was ended by SIGKILL"]
-    require_equal(tmp_path / "alone", tmp_path / "run")
-
-
-def test_ppo_with_a_critic_one_rank_of_which_is_killed_and_one_stalls_too(
+def test_ppo_one_step_ahead_with_zero_3_and_a_critic_one_rank_of_which_is_killed_and_one_stalls_too(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     ppo = {"config": ROOT / "configs" / "ppo.yaml", "environment": environment}
     undisturbed = Run(tmp_path / "alone", *CRITIC, **ppo).start()
     assert undisturbed.wait() == 0, undisturbed.text()
     lines = undisturbed.lines()
+    assert [line["lag"] for line in lines[1:]] == [0] + [1] * 5
     assert [("loss" in line, "critic/loss" in line) for line in lines[1:]] == [(False, True)] + [(True, True)] * 5
     assert lines[1]["critic/value_mean"] == 0, "nothing is expected at first"
     assert lines[-1]["critic/value_mean"] != 0

@@ -28,6 +28,8 @@ def test_two_halves_sample_what_one_engine_does_and_another_two_take_their_place
         assert run.wait() == 0, run.text()
     assert [e["worker"] for e in run.events("replaced")] == ["rollout-0"]
     assert run.events("restart") == []
+    assert all(line["kl"] == 0 for line in run.lines()[1:])
+    assert not (run.path / "logs" / "reference.log").exists(), "nothing needs it"
     first = run.lines()[0]
     assert first["eval/zigzag/accuracy"] == Run(undisturbed).lines()[0]["eval/zigzag/accuracy"]
     single, mine = samples(undisturbed), samples(run.path)
