@@ -86,6 +86,7 @@ def start_ray(folder: Path, dashboard_port: int) -> dict[str, Any]:
             configure_logging=True,
             _temp_dir=str(folder / "r"),
             object_store_memory=object_store_bytes(),
+            _system_config={"prestart_worker_first_driver": False},  # one per CPU; actors start workers of their own
         )
     processes = worker._global_node.all_processes
     return {name: processes[name][0].process for name in ("gcs_server", "raylet")}

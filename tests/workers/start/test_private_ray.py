@@ -202,7 +202,9 @@ LATE_CALL = """
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
+import psutil
 from launch.cluster import running_cluster  # imports what a run does, Ray too
 from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
@@ -211,6 +213,9 @@ before, folder = dict(os.environ), tempfile.gettempdir()
 with ray_session(load_checked("configs/tiny_cpu.yaml"), Path(sys.argv[1])) as session:
     ref = session.ray.put(1)
     print(sorted(os.environ.items() - before.items()))
+    time.sleep(3)
+    [raylet] = [p for p in psutil.Process().children() if p.name() == "raylet"]
+    print("workers:", sum("Agent" not in p.name() for p in raylet.children()))
 print("left:", sorted(os.environ.items() ^ before.items()), tempfile.gettempdir() == folder)
 try:
     session.ray.wait([ref])
@@ -219,11 +224,14 @@ except Exception as error:
 """
 
 
-def test_after_a_session_a_late_call_starts_no_other_ray_and_the_environment_is_as_before(tmp_path: Path) -> None:
+def test_no_worker_starts_before_an_actor_and_after_a_session_no_other_ray_and_the_environment_is_as_before(
+    tmp_path: Path,
+) -> None:
     command = [sys.executable, "-c", LATE_CALL, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    changed, left, error = done.stdout.splitlines()
+    changed, workers, left, error = done.stdout.splitlines()
     assert "TMPDIR" in changed, done.stdout + done.stderr
+    assert workers == "workers: 0"
     assert left == "left: [] True"
     assert error.endswith("False")
 
