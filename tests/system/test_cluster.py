@@ -84,7 +84,8 @@ def test_a_run_outlives_a_restart_of_the_head_of_its_cluster(
     environment: dict[str, str], undisturbed: Path, tmp_path: Path
 ) -> None:
     """With the head go all that Ray knows, the run's processes and its driver. Nothing saves them."""
-    cluster = Cluster(environment)
+    # By default a driver waits for a minute for the same head to come back.
+    cluster = Cluster(environment | {"RAY_gcs_rpc_server_reconnect_timeout_s": "10"})
     try:
         cluster.start(cpus=8)
         at = cluster.environment | {"RAY_ADDRESS": f"{cluster.head}:{cluster.port}"}
