@@ -34,8 +34,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 LLAMA4 = {"attention_chunk_size": 8192}  # as long as a pack may be
 OTHERS = ["llama4_text", *(name for name in ALL if name not in {*SPECIAL, *NOT_ON_CPU, *NOT_IN_VLLM})]
-FEW = ["nemotron_h"]  # layers of Mamba, which a rank runs as often as it has blocks
-FAMILIES = [*SPECIAL, *(OTHERS if "RLSYS_ALL_FAMILIES" in os.environ else FEW)]
+FEW = [
+    "deepseek_v3",
+    "nemotron_h",
+]  # latent attention and experts; layers of Mamba, which a rank runs as often as it has blocks
+FAMILIES = [*SPECIAL, *OTHERS] if "RLSYS_ALL_FAMILIES" in os.environ else FEW
 LARGEST_MISMATCH = {"minicpm3": 1e-4}
 
 
