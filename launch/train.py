@@ -106,7 +106,8 @@ def run_training(
     advisers: Advisers,
 ) -> int:
     """Starts the workers and trains, from the newest checkpoint. Returns the last step that is done and saved."""
-    from launch.cluster import find_control_tokens, running_cluster
+    from launch.cluster import running_cluster
+    from launch.models import find_control_tokens
     from workers.fleet.watchdog import Watchdog
     from workers.rollout.stopping import read_end_ids
 

@@ -58,7 +58,7 @@ def check(config: Config, console: Console) -> int:
     """Returns the exit code: 0 if all gradients agree."""
     config = replace(config, eval=replace(config.eval, datasets={}))
     datasets.peek(config)
-    from launch.cluster import find_control_tokens, find_model, load_limits, load_tokenizer
+    from launch.models import find_control_tokens, find_model, load_limits, load_tokenizer
     from launch.ray_session.connect import ray_session
     from workers.fleet.watchdog import Watchdog
 

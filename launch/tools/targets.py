@@ -35,7 +35,7 @@ def model_directory(source: Path) -> Path:
 
 def write_merged(adapter: Path, target: Path) -> None:
     """Writes the model that an adapter makes of its base, with the number formats of the adapter's run."""
-    from launch.cluster import find_model
+    from launch.models import find_model
     from workers.learner.merged_model import write_merged_model
 
     if run := find_run(str(adapter)):

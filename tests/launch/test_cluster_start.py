@@ -9,16 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.cluster import (
-    RunningCluster,
-    find_control_tokens,
-    find_reference_model,
-    require_end_token,
-    require_same_vocabulary,
-    run_concurrently,
-    running_cluster,
-)
-from launch.tools.advice import choose_checkpointing
+from launch.cluster import RunningCluster, run_concurrently, running_cluster
+from launch.models import find_control_tokens, find_reference_model, require_end_token, require_same_vocabulary
 from rlsys.config.methods import AlgorithmConfig, ReferenceConfig
 from rlsys.config.schema import Config, RunConfig
 from rlsys.errors import ConfigError, WorkerLost
@@ -171,7 +163,7 @@ def test_a_start_removes_only_shared_memory_of_a_killed_driver(tmp_path, monkeyp
         (run.logs / "rollout-2.pid").write_text("{")  # cut off
         run.close()
         again = RunDirectory(config)
-        with pytest.raises(WorkerLost), running_cluster(config, Watchdog(again.logs), choose_checkpointing):
+        with pytest.raises(WorkerLost), running_cluster(config, Watchdog(again.logs), None):
             pass
         again.close()
         assert not left.exists()

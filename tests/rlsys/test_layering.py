@@ -21,7 +21,9 @@ ROOMS = {
         *("metrics", "trainer", "checks"),
     ],
     "workers": ["fleet", "start", "processes", "sync", "cpu", "reward", "rollout", "episodes", "learner"],
-    "launch": ["printing", "bundles", "datasets", "placement", "ray_session", "cluster", "supervise", "train"],
+    "launch": [
+        *("printing", "models", "bundles", "datasets", "placement", "ray_session", "cluster", "supervise", "train"),
+    ],
     "launch.tools": [
         *(
             "diagnosis",

@@ -95,7 +95,7 @@ def make_prompts(
 def load_model_settings(config: Config) -> Any:
     from transformers import AutoConfig
 
-    from launch.cluster import find_model
+    from launch.models import find_model
 
     model = find_model(config.model.path, config, lambda _: None)
     return AutoConfig.from_pretrained(model, trust_remote_code=config.model.trust_remote_code)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.cluster import load_limits, load_tokenizer
+from launch.models import load_limits, load_tokenizer
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
 from workers.learner.model import load_packed

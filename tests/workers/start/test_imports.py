@@ -6,7 +6,7 @@ import sys
 
 SCRIPT = """
 import json, sys
-from launch.cluster import load_tokenizer
+from launch.models import load_tokenizer
 from rlsys.config.schema import Config
 
 model = sys.argv[1]
