@@ -11,9 +11,8 @@ A bundle lies on one node. Consecutive bundles lie together as far as possible. 
 import math
 from dataclasses import dataclass
 
-from rlsys.config.derived import reference_names
+from launch.roles import in_placing_order, roles_of
 from rlsys.config.schema import Config
-from rlsys.rewards.settings import reward_services, worker_name
 
 
 @dataclass(frozen=True)
@@ -37,69 +36,21 @@ class Bundle:
 
 
 def make_bundles(config: Config, training: bool) -> list[Bundle]:
-    """All bundles of a run, in the order in which they should lie together."""
-    models = reward_model_bundles(config)
-    if config.cluster.device == "cpu":
-        return models
-    make = colocated_bundles if config.cluster.placement == "colocated" else separate_bundles
-    return make(config, training) + models
-
-
-def reward_model_bundles(config: Config) -> list[Bundle]:
-    bundles = []
-    for number, service in enumerate(reward_services(config)):
-        if service.gpus:
-            name = next(name for functions in service.functions.values() for name in functions)
-            workers = {worker_name(number, 0): list(range(math.ceil(service.gpus)))}
-            bundles.append(Bundle(service.gpus, workers, f"gpus ({service.gpus:g}) of reward model {name}"))
+    """All bundles of a run, in the order in which they should lie together: ranks that send weights beside the engines."""
+    bundles: list[Bundle] = []
+    for role in in_placing_order(roles_of(config, training)).values():
+        workers = [worker for worker in role.workers(config) if worker.gpus]
+        if role.learner and config.cluster.placement == "colocated":
+            of_engines = [(bundle, gpu) for bundle in bundles for gpu in range(int(bundle.gpus))]
+            for (bundle, gpu), worker in zip(of_engines, workers, strict=False):
+                bundle.workers[worker.name] = [gpu]
+        else:
+            bundles += [Bundle(w.gpus, {w.name: list(range(math.ceil(w.gpus)))}, w.reason) for w in workers]
     return bundles
-
-
-def separate_bundles(config: Config, training: bool) -> list[Bundle]:
-    bundles = engine_bundles(config)
-    if not training:
-        return bundles
-    for role, ranks in rank_counts(config).items():
-        bundles += [Bundle(1, {f"{role}-{i}": [0]}, f"{role}.ranks ({ranks})") for i in range(ranks)]
-    if gpus := config.reference.gpus:
-        reason = f"reference.ranks ({config.reference.ranks}) × reference.gpus ({gpus:g})"
-        bundles += [Bundle(gpus, {name: [0]}, reason) for name in reference_names(config)]
-    return bundles
-
-
-def colocated_bundles(config: Config, training: bool) -> list[Bundle]:
-    bundles = engine_bundles(config)
-    if training:
-        gpus = [(bundle, gpu) for bundle in bundles for gpu in range(config.rollout.tensor_parallel)]
-        for role, ranks in rank_counts(config).items():
-            for i, (bundle, gpu) in enumerate(gpus[:ranks]):
-                bundle.workers[f"{role}-{i}"] = [gpu]
-        if config.reference.gpus:
-            for (bundle, gpu), name in zip(gpus, reference_names(config), strict=False):
-                bundle.workers[name] = [gpu]
-    return bundles
-
-
-def engine_bundles(config: Config) -> list[Bundle]:
-    engines, size = config.rollout.engines, config.rollout.tensor_parallel
-    reason = f"rollout.engines ({engines}) × rollout.tensor_parallel ({size})"
-    return [Bundle(size, {f"rollout-{i}": list(range(size))}, reason) for i in range(engines)]
-
-
-def rank_counts(config: Config) -> dict[str, int]:
-    return {"policy": config.policy.ranks, "critic": critic_ranks(config)}
-
-
-def critic_ranks(config: Config) -> int:
-    return config.critic.ranks if config.algorithm.advantage == "gae" else 0
-
-
-def reference_gpus(config: Config) -> float:
-    return config.reference.gpus * len(reference_names(config))
 
 
 def count_other_gpus(config: Config) -> int:
-    """GPUs of critic, reference and reward models that have a bundle of their own."""
+    """GPUs beside those of engines and policy: of critic, reference and reward models that have a bundle of their own."""
 
     def holds_engine_or_policy(bundle: Bundle) -> bool:
         return any(worker.startswith(("rollout-", "policy-")) for worker in bundle.workers)

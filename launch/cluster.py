@@ -1,4 +1,4 @@
-"""Builds a run out of its parts. The only file that knows all workers, their order of start and their arguments.
+"""Starts the workers of a run, role by role as `launch/roles.py` lists them, and waits until all are ready.
 
 Slow imports come after Ray and the fork servers have begun to start, and run meanwhile.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from launch.models import find_policy_model, find_reference_model
@@ -16,22 +17,20 @@ from launch.placement import choose_transport, reserve_gpus
 from launch.ray_session.connect import address_for_ray_cli, metrics_urls, ray_session
 from launch.ray_session.leftovers import remove_leftovers
 from launch.ray_session.session import RaySession
-from rlsys.config.derived import has_reference_worker, runs_eagerly
+from launch.roles import ROLES, Role, StartFacts, describe_workers, roles_of
+from rlsys.config.derived import policy_is_reference
 from rlsys.config.schema import Config
-from rlsys.episodes.settings import plays
 from rlsys.errors import ConfigError
 from rlsys.interfaces import Rewards, Rollout
 from rlsys.models.config_json import ModelLimits
 from rlsys.runs.progress import Note
 from workers.fleet.process_registry import clear_registry, read_process_info, remove_shared_memory
 from workers.fleet.watchdog import Watchdog
-from workers.start.gpu_environment import rank_environment
 from workers.start.imports import pause_garbage_collection
 from workers.start.ports import port_is_taken
-from workers.start.worker_forkserver import ENGINES, MODELS, fork_command
+from workers.start.worker_forkserver import fork_command
 
 if TYPE_CHECKING:
-    from workers.episodes.pool import EpisodePool
     from workers.learner.critic import CriticGroup
     from workers.learner.policy import PolicyGroup
     from workers.learner.reference import PolicyWithoutAdapters, Reference
@@ -52,12 +51,7 @@ class RunningCluster:
     transport: str
     address: str  # of the Ray cluster
     metrics_urls: list[str]  # pages of its nodes for Prometheus
-    rollout: "RolloutGroup"
-    rewards: "RewardPool"
-    policy: "PolicyGroup | None"
-    reference: "Reference | PolicyWithoutAdapters | None"
-    critic: "CriticGroup | None"
-    episodes: "EpisodePool | None" = None
+    groups: dict[str, Any]  # by role: what the driver calls its workers through
 
     @pause_garbage_collection()
     def wait_until_ready(self, longest_sequence: int) -> "RunningCluster":
@@ -65,14 +59,12 @@ class RunningCluster:
 
         `longest_sequence`: tokens of a prompt and its completion.
         """
-        starts: list[Callable[[], None]] = [self.rewards.start]
-        starts += [partial(self.episodes.start, self.model, self.limits.window)] if self.episodes else []
-        starts += [partial(self.policy.start, self.model, self.transport)] if self.policy else []
-        starts += [partial(self.reference.start, self.reference_model, self.model)] if self.reference else []
-        starts += [partial(self.critic.start, self.model)] if self.critic else []
-        starts += [partial(self.rollout.start, self.model, self.transport, longest_sequence)]
+        facts = StartFacts(self.model, self.reference_model, self.transport, self.limits.window, longest_sequence)
+        # Learners late and engines last: an engine measures at its start how much of its GPU is free.
+        order = sorted(self.groups, key=lambda name: (name == "rollout", ROLES[name].learner))
+        starts = [partial(self.groups[name].start, *ROLES[name].start(facts)) for name in order]
         if self.config.cluster.placement == "colocated":
-            for start in starts:  # an engine measures at its start how much of its GPU is free
+            for start in starts:
                 start()
         else:
             run_concurrently(starts)
@@ -82,11 +74,32 @@ class RunningCluster:
         return self
 
     @property
+    def rollout(self) -> "RolloutGroup":
+        return self.groups["rollout"]  # type: ignore[no-any-return]
+
+    @property
+    def rewards(self) -> "RewardPool":
+        return self.groups["reward"]  # type: ignore[no-any-return]
+
+    @property
+    def policy(self) -> "PolicyGroup | None":
+        return self.groups.get("policy")
+
+    @property
+    def reference(self) -> "Reference | PolicyWithoutAdapters | None":
+        return self.groups.get("reference")
+
+    @property
+    def critic(self) -> "CriticGroup | None":
+        return self.groups.get("critic")
+
+    @property
     def sampler(self) -> Rollout:
         """The engines, and the episode workers where there are any."""
         from workers.episodes.episode_rollout import EpisodeRollout
 
-        return EpisodeRollout(self.rollout, self.episodes) if self.episodes else self.rollout
+        episodes = self.groups.get("episode")
+        return EpisodeRollout(self.rollout, episodes) if episodes else self.rollout
 
     @property
     def judge(self) -> Rewards:
@@ -95,8 +108,8 @@ class RunningCluster:
     def require_run_directory(self) -> None:
         """Raises `ConfigError` if a rank cannot see the run directory, where it writes its part of a checkpoint."""
         assert self.policy is not None
-        ranks = {"policy": self.config.policy.ranks, "critic": self.config.critic.ranks if self.critic else 0}
-        names = [f"{role}-{i}" for role, number in ranks.items() for i in range(number)]
+        writers = [ROLES[name] for name in self.groups if ROLES[name].restarts_run]
+        names = [worker.name for role in writers for worker in role.workers(self.config)]
         if blind := [name for name in names if read_process_info(name, self.policy.watchdog.logs) is None]:
             raise ConfigError(
                 f"run.dir: {', '.join(blind)} cannot write to {self.policy.watchdog.logs.parent}: another node has no "
@@ -125,8 +138,8 @@ def running_cluster(
     """Starts Ray and all workers, and ends all of them afterwards. Without `choose_checkpointing`: none that train."""
     training = choose_checkpointing is not None
     remove_leftovers()  # they may hold a port
-    for role, port in (("policy", config.policy.port), ("critic", config.critic.port)):
-        if training and port and port_is_taken(port):
+    for role in [name for name in ROLES if training and ROLES[name].restarts_run]:
+        if (port := getattr(config, role).port) and port_is_taken(port):
             raise ConfigError(
                 f"{role}.port: port {port} is taken on this machine. Choose another, or 0 for any free one."
             )
@@ -187,6 +200,18 @@ class Actors:
 
         return spawn
 
+    def spawner_of(self, role: Role, place: Callable[[str], dict[str, Any]]) -> Callable[[str], Any]:
+        """Returns `spawn` for the workers of a role. `place` gives the Ray options that put a worker on its node."""
+        ray_options = resolve_name(role.ray_options) if role.ray_options else {}
+        numbers = {worker.name: worker.numbers for worker in role.workers(self.config)}
+        return self.make_spawner(
+            resolve_name(role.worker),
+            lambda name: ray_options | place(name),
+            role.environment(self.config),
+            numbers.__getitem__,
+            role.forked_by,
+        )
+
     def kill_all(self) -> None:
         for actor in self.actors:
             with contextlib.suppress(self.ray.exceptions.RayError):
@@ -200,43 +225,21 @@ def _start_workers(
     ray: Any, config: Config, watchdog: Watchdog, actors: Actors, model: str, training: bool
 ) -> RunningCluster:
     """Starts the actors first: their slow imports run while the driver finds the model and reads the tokenizer."""
-    from workers.episodes import worker as episode_worker
-    from workers.episodes.pool import EpisodePool
-    from workers.learner.critic import CriticGroup, CriticRank
-    from workers.learner.policy import PolicyGroup, PolicyRank
-    from workers.learner.reference import PolicyWithoutAdapters, Reference, ReferenceWorker, reference_number
-    from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
-    from workers.rollout.engine_settings import engine_environment
-    from workers.rollout.rollout_group import RolloutGroup
-    from workers.rollout.rollout_worker import RolloutWorker
-
     place = reserve_gpus(ray, config, training, watchdog.note)
-    needs_reference = training and has_reference_worker(config)
-    needs_critic = training and config.algorithm.advantage == "gae"
-    watchdog.note(f"starting {describe_workers(config, training, needs_reference, needs_critic)}")
-    learner_env = rank_environment(config)
-    # Ray starts as many at a time as there are cores, in this order. Engines take longest, for their imports.
-    ranks = actors.make_spawner(PolicyRank, place, learner_env, forked_by=MODELS)
-    policy = PolicyGroup(config, ranks, watchdog) if training else None
-    scorer = actors.make_spawner(ReferenceWorker, place, learner_env, reference_number, MODELS)
-    reference: Reference | PolicyWithoutAdapters | None = None
-    if policy and config.reference.kl_coef > 0:
-        reference = Reference(config, scorer, watchdog, policy) if needs_reference else PolicyWithoutAdapters(policy)
-    critic_ranks = actors.make_spawner(CriticRank, place, learner_env, forked_by=MODELS)
-    critic = CriticGroup(config, critic_ranks, watchdog) if needs_critic else None
-    engines = actors.make_spawner(RolloutWorker, place, engine_environment(config), forked_by=ENGINES)
-    rollout = RolloutGroup(config, engines, watchdog)
-    judges = actors.make_spawner(RewardWorker, lambda name: RAY_OPTIONS | place(name), {}, worker_numbers)
-    rewards = RewardPool(config, judges, watchdog)
-    players = actors.make_spawner(
-        episode_worker.EpisodeWorker, lambda name: episode_worker.RAY_OPTIONS | place(name), {}
-    )
-    episodes = EpisodePool(config, players, watchdog) if plays(config) else None
+    watchdog.note(f"starting {describe_workers(config, training)}")
+    groups: dict[str, Any] = {}
+    for name, role in roles_of(config, training).items():
+        needed = [groups[other] for other in role.needs]
+        groups[name] = resolve_name(role.group)(config, actors.spawner_of(role, place), watchdog, *needed)
+    if training and policy_is_reference(config):
+        from workers.learner.reference import PolicyWithoutAdapters
+
+        groups["reference"] = PolicyWithoutAdapters(groups["policy"])
 
     nodes = sum(node["Alive"] for node in ray.nodes())
     path, tokenizer, limits = find_policy_model(config, model, nodes, watchdog)
     reference_path = path
-    if needs_reference and config.reference.path:
+    if "reference" in groups and config.reference.path:
         reference_path, limits = find_reference_model(config, tokenizer, limits, watchdog.note)
     return RunningCluster(
         config,
@@ -248,28 +251,5 @@ def _start_workers(
         transport=choose_transport(config, nodes),
         address=address_for_ray_cli(ray),
         metrics_urls=metrics_urls(ray),
-        rollout=rollout,
-        rewards=rewards,
-        episodes=episodes,
-        policy=policy,
-        reference=reference,
-        critic=critic,
+        groups=groups,
     )
-
-
-def describe_workers(config: Config, training: bool, has_reference: bool, has_critic: bool) -> str:
-    """`2 rollout engines, 2 reward workers, 2 policy ranks, a reference`"""
-    with_graphs = " with CUDA graphs" if config.cluster.device == "gpu" else " with compiled layers"
-    engines, ranks, references = config.rollout, config.policy, config.reference.ranks
-    return (
-        f"{engines.engines} rollout engines{of_threads(engines.threads)}{'' if runs_eagerly(config) else with_graphs}"
-        f", {config.reward.workers} reward workers"
-        + (f", {config.episode.workers} episode workers" if plays(config) else "")
-        + (f", {ranks.ranks} policy ranks{of_threads(ranks.threads)}" if training else "")
-        + (f", {'a reference' if references == 1 else f'{references} reference ranks'}" if has_reference else "")
-        + (f", {config.critic.ranks} critic ranks" if has_critic else "")
-    )
-
-
-def of_threads(count: int) -> str:
-    return f" of {count} threads" if count > 1 else ""

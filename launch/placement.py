@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launch.bundles import Bundle, describe_total, format_count, make_bundles
+from launch.roles import role_of
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
 
@@ -177,24 +178,16 @@ def first_unplaceable(bundles: Iterable[Bundle], nodes: list[NodeResources], fre
 
 
 def explain_too_small(config: Config, bundles: list[Bundle], unplaced: Bundle, nodes: list[NodeResources]) -> str:
-    largest, role = max((n.gpus for n in nodes), default=0), next(iter(unplaced.workers)).partition("-")[0]
+    largest, role = max((n.gpus for n in nodes), default=0), role_of(next(iter(unplaced.workers)))
     if not largest:
-        alternative = "give the reward model gpus 0, the CPU" if role == "reward" else "use cluster.device=cpu"
-        hint = f"Start nodes with GPUs, or {alternative}."
+        hint = f"Start nodes with GPUs, or {role.without_gpus}."
     elif unplaced.gpus > largest:
-        hint = TOO_LARGE_HINTS[role].format(largest=largest)
+        hint = role.too_large.format(largest=largest)
     elif config.cluster.device == "gpu" and config.cluster.placement == "separate":
         hint = "Use fewer, or cluster.placement=colocated, where engines and policy share GPUs."
     else:
         hint = "Use fewer."
     return f"{unplaced}, and finds no place. {describe_total(bundles)}. {describe_nodes(nodes, free=False)}. {hint}"
-
-
-TOO_LARGE_HINTS = {
-    "rollout": "An engine runs on one node: use rollout.tensor_parallel={largest:g} or less.",
-    "reference": "The reference computes on one GPU: use reference.gpus=1 or less, and more reference.ranks.",
-    "reward": "A reward model computes on one GPU: give it gpus 1 or less.",
-}
 
 
 def explain_taken(bundles: list[Bundle], unplaced: Bundle, nodes: list[NodeResources]) -> str:

@@ -55,7 +55,6 @@ def test_the_reference_starts_with_its_own_model_and_the_others_with_the_policys
             start=lambda *arguments: started.update({name: arguments}), connect=lambda *arguments: None
         )
 
-    names = ("rollout", "rewards", "policy", "reference", "critic")
     cluster = RunningCluster(
         Config(),
         lambda _: None,
@@ -66,11 +65,11 @@ def test_the_reference_starts_with_its_own_model_and_the_others_with_the_policys
         transport="shared_memory",
         address="",
         metrics_urls=[],
-        **{name: worker(name) for name in names},
+        groups={name: worker(name) for name in ("policy", "reference", "critic", "rollout", "reward")},
     )
     cluster.wait_until_ready(17)
     assert started == {
-        "rewards": (),
+        "reward": (),
         "policy": ("own", "shared_memory"),
         "reference": ("other", "own"),
         "critic": ("own",),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from launch.cluster import RunningCluster, copy_model_into_run
+from launch.cluster import RunningCluster
+from launch.models import copy_model_into_run
 from launch.placement import choose_transport
 from launch.train import refuse_job_folder
 from rlsys.config.loading import load_config
@@ -52,7 +53,7 @@ def joined(logs: Path, ranks: int) -> RunningCluster:
     """With a policy whose ranks have said where they are in `logs`, where they could."""
     parts: dict[str, Any] = dict.fromkeys(RunningCluster.__dataclass_fields__)
     policy = SimpleNamespace(watchdog=SimpleNamespace(logs=logs))
-    return RunningCluster(**parts | {"config": config(f"policy.ranks={ranks}"), "policy": policy})
+    return RunningCluster(**parts | {"config": config(f"policy.ranks={ranks}"), "groups": {"policy": policy}})
 
 
 def test_a_rank_that_does_not_see_the_run_directory_is_named(tmp_path: Path) -> None:

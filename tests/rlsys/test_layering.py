@@ -22,7 +22,18 @@ ROOMS = {
     ],
     "workers": ["fleet", "start", "processes", "sync", "cpu", "reward", "rollout", "episodes", "learner"],
     "launch": [
-        *("printing", "models", "bundles", "datasets", "placement", "ray_session", "cluster", "supervise", "train"),
+        *(
+            "printing",
+            "models",
+            "roles",
+            "bundles",
+            "datasets",
+            "placement",
+            "ray_session",
+            "cluster",
+            "supervise",
+            "train",
+        ),
     ],
     "launch.tools": [
         *(

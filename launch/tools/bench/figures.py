@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launch.roles import worker_names
 from launch.tools.analysis.trace import Span, busy_seconds, read_spans
 from launch.tools.bench.options import BenchOptions, BenchSetup
-from launch.tools.fitting.layout import worker_names
 from rlsys.algorithms.losses import LOSSES
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError

@@ -3,7 +3,7 @@
 import os
 import time
 
-from launch.bundles import critic_ranks, reference_gpus
+from launch.roles import ROLES, count_gpus
 from launch.tools.estimates.devices import peak_flops
 from rlsys.config.schema import Config
 
@@ -41,9 +41,7 @@ def gpu_name() -> str:
 
 def gpu_peak(config: Config, name: str) -> float | None:
     """FLOP/s of all GPUs of the run together; None for an unknown kind."""
-    r, p = config.rollout, config.policy
-    one_gpu = peak_flops(name, p.dtype)
-    gpus = float(r.engines * r.tensor_parallel)
+    one_gpu, gpus = peak_flops(name, config.policy.dtype), count_gpus("rollout", config)
     if config.cluster.placement == "separate":  # colocated learners share the engines' GPUs
-        gpus += p.ranks + critic_ranks(config) + reference_gpus(config)
+        gpus += sum(count_gpus(role, config) for role in ROLES if ROLES[role].learner)
     return one_gpu and one_gpu * gpus

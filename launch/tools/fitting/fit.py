@@ -170,7 +170,7 @@ def use_of_gpu(
         return None
     workers = layout.gpus[node][index]
     on_gpu = [p for worker in workers if (p := find_process(processes, worker)) and p.device]
-    moments = {moment for p in on_gpu for moment in p.device}
+    moments = dict.fromkeys(moment for p in on_gpu for moment in p.device)  # of equal ones, the first counts
     at = {m: add_parts(*(p.device.get(m) or p.device["generate"] for p in on_gpu)) for m in moments}
     moment, parts = max(at.items(), key=lambda item: total_bytes(item[1]), default=("", {}))
     return GpuUse(node, index, gpu, workers, moment, parts)

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from launch.bundles import Bundle
+from launch.roles import worker_names
 from launch.tools.estimates.devices import NodeSpec
-from rlsys.config.derived import reference_names
 from rlsys.config.schema import Config
-from rlsys.rewards.settings import reward_services, worker_name
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,3 @@ def deal_to_nodes(names: Sequence[str], takes_workers: Sequence[bool]) -> list[l
     for turn, name in enumerate(names):
         receivers[turn % len(receivers)].append(name)
     return dealt
-
-
-def worker_names(c: Config) -> list[str]:
-    """In the order in which launch/cluster.py starts them."""
-    names = [f"policy-{i}" for i in range(c.policy.ranks)]
-    names += reference_names(c)
-    names += [f"critic-{i}" for i in range(c.critic.ranks)] * (c.algorithm.advantage == "gae")
-    names += [f"rollout-{i}" for i in range(c.rollout.engines)]
-    return names + [worker_name(n, i) for n, service in enumerate(reward_services(c)) for i in range(service.workers)]

@@ -91,11 +91,8 @@ def free_box(index: int) -> Panel:
 
 def worker_label(name: str, g: GpuUse, f: Fit) -> str:
     """For an engine of several GPUs, `rollout-0 2/4` is its part on the second of them."""
-    wide = f.config.rollout.tensor_parallel
-    if wide == 1 or not name.startswith("rollout"):
-        return name
     its_gpus = [i for i, workers in enumerate(f.layout.gpus[g.node]) if name in workers]
-    return f"{name} {its_gpus.index(g.index) + 1}/{wide}"
+    return name if len(its_gpus) == 1 else f"{name} {its_gpus.index(g.index) + 1}/{len(its_gpus)}"
 
 
 def process_boxes(f: Fit, names: list[str]) -> list[Panel]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from launch.bundles import reference_gpus
+from launch.roles import count_gpus
 from launch.tools.fitting.fit import TIGHT, Fit, GpuUse
 from launch.tools.plan.suggestions import with_settings
 from rlsys.config.schema import Config
@@ -42,5 +42,5 @@ def offloads_of(c: Config) -> Iterator[str]:
     for option in ("offload_optimizer", "offload_params", "offload_activations"):
         if getattr(c.policy, option):
             yield f"policy.{option}"
-    if c.reference.offload and reference_gpus(c):
+    if c.reference.offload and count_gpus("reference", c):
         yield "reference.offload"

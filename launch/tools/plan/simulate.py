@@ -15,7 +15,7 @@ from statistics import fmean
 
 import numpy as np
 
-from launch.bundles import critic_ranks
+from launch.roles import count_workers
 from launch.tools.estimates.virtual_time import SerialExecutor, VirtualTime
 from launch.tools.plan.simulated_workers import Costs, SimulatedEngines, SimulatedRewards
 from launch.tools.synthetic import CompletionLengths, FixedLengthRollout
@@ -84,7 +84,7 @@ class SimulatedLoop:
         self.time, self.steps = VirtualTime(), list[SimulatedStep]()
         self.working, self.before = 0.0, (0.0,) * 4  # before: clock, decoding and working at the end of the last step
         self.engines = SimulatedEngines(config, costs, self.time)
-        self.critic_ranks = critic_ranks(config)
+        self.critic_ranks = count_workers("critic", config)
         self.pairs_per_token = pairs_per_token(config.model.path)
         model = known_model_shape(config.model.path)
         self.shares_prompts = not (model and model.mixer)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launch.bundles import count_other_gpus, critic_ranks, reference_gpus
+from launch.bundles import count_other_gpus
+from launch.roles import count_gpus, count_workers
 from launch.tools.estimates.engine import kv_cache_tokens
 from launch.tools.estimates.memory import MIB
 from launch.tools.fitting.fit import TIGHT, Fit
@@ -158,9 +159,9 @@ def placement_hints(fit: Fit) -> Iterator[Settings]:
         yield {"policy.ranks": 1}
         yield {"rollout.engines": 1, "policy.ranks": 1}
         return
-    if reference_gpus(c):
+    if count_gpus("reference", c):
         yield {"reference.gpus": 0.0}
-    if critic_ranks(c):
+    if count_workers("critic", c):
         yield {"critic.ranks": 1}
     gpus = {
         placement: sum(n.gpus for n in fit.nodes) - count_other_gpus(with_settings(c, {"cluster.placement": placement}))
@@ -187,5 +188,5 @@ def colocated_hints(c: Config, gpus: int, wide: int) -> Iterator[Settings]:
     ranks = gpus - gpus % wide
     if ranks > 0:
         shared = {"rollout.tensor_parallel": wide, "rollout.engines": ranks // wide, "policy.ranks": ranks}
-        shared |= {"critic.ranks": min(critic_ranks(c), ranks)} if critic_ranks(c) else {}
+        shared |= {"critic.ranks": min(count_workers("critic", c), ranks)} if count_workers("critic", c) else {}
         yield shared | {"cluster.placement": "colocated", "rollout.gpu_memory": min(c.rollout.gpu_memory, 0.5)}
