@@ -108,8 +108,8 @@ def run_training(
     """Starts the workers and trains, from the newest checkpoint. Returns the last step that is done and saved."""
     from launch.cluster import running_cluster
     from launch.models import find_control_tokens
+    from rlsys.models.end_ids import read_end_ids
     from workers.fleet.watchdog import Watchdog
-    from workers.rollout.stopping import read_end_ids
 
     if problems := missing_libraries(config.tracking):
         raise ConfigError(problems)

@@ -21,9 +21,9 @@ from rlsys.data.readers.rows import DataRow
 from rlsys.data.render import PromptRenderer, UnusableRow
 from rlsys.episodes.settings import plays
 from rlsys.errors import ConfigError
+from rlsys.models.end_ids import read_end_ids
 from rlsys.models.lookup import find_config_file, limits_of_model
 from rlsys.tasks.builtin import TINY_MODELS
-from workers.rollout.stopping import read_end_ids
 
 SAMPLED_PROMPTS = 1000  # whose lengths are averaged
 SHOWN_ROWS = 100  # that are prepared to show the first

@@ -36,7 +36,7 @@ def model_directory(source: Path) -> Path:
 def write_merged(adapter: Path, target: Path) -> None:
     """Writes the model that an adapter makes of its base, with the number formats of the adapter's run."""
     from launch.models import find_model
-    from workers.learner.merged_model import write_merged_model
+    from workers.learner.files.merged_model import write_merged_model
 
     if run := find_run(str(adapter)):
         config = loading.load_config(run / "config.yaml")

@@ -90,7 +90,7 @@ def model_of(name: str, folder: Path) -> str:
 
 
 def trial_of(model: str, *overrides: str) -> Trial:
-    from workers.learner.model import load_packed
+    from workers.learner.files.loading import load_packed
 
     config = load_checked(
         CONFIG, ["policy.ranks=1", "trainer.updates_per_step=1", "trainer.epochs_per_step=1", *overrides]

@@ -130,7 +130,7 @@ def trainers(name: str, model: str) -> None:
 
     from rlsys.checks import load_checked
     from rlsys.types import Columns, Pack
-    from workers.learner.model import load_packed
+    from workers.learner.files.loading import load_packed
 
     prompts, length, tokens = LOADS[name][0]
     each, count = length + tokens - 1, min(prompts, 4096 // (length + tokens - 1))

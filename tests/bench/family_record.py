@@ -23,7 +23,7 @@ from records import MISSING, current, measuring
 ROOT = Path(__file__).parents[2]
 RECORD = Path(__file__).with_name("families.json")
 PARTS = {
-    "unlisted": "tests/workers/learner/test_unlisted_families.py",
+    "unlisted": "tests/workers/learner/proofs/test_unlisted_families.py",
     "engines": "tests/workers/rollout/test_engine_families.py",
     "exported": "tests/workers/rollout/test_exported_models.py",
     "runs": "tests/system/test_model_families.py",

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from workers.learner.host_memory import giving_back_large_blocks
+from workers.learner.files.host_memory import giving_back_large_blocks
 
 ROOT = Path(__file__).parent.parent.parent
 VOCABULARY = 65536
@@ -53,8 +53,8 @@ def status(key: str) -> int:
 def measure(folder: str, rank: int, ranks: int, port: int, dtype: str, optimizer: bool) -> dict[str, int]:
     """Loads the model in this process, as a rank of the policy."""
     from rlsys.config.loading import load_config
-    from workers.learner.model import load_policy
-    from workers.learner.proof import prove_logprobs
+    from workers.learner.files.loading import load_policy
+    from workers.learner.proofs.at_start import prove_loaded, prove_logprobs
     from workers.learner.rendezvous import join_process_group
     from workers.learner.zero import ZeroEngine, import_deepspeed
 
@@ -64,6 +64,7 @@ def measure(folder: str, rank: int, ranks: int, port: int, dtype: str, optimizer
     join_process_group("cpu", rank, ranks, "127.0.0.1", port, seed=0, timeout_s=600)
     before = status("VmRSS")
     packed = load_policy(config, folder)
+    prove_loaded(packed, config)
     load = status("VmHWM") - before
     sizes = [p.ds_numel for p in packed.parameters()]
     width = 4 if dtype == "float32" else 2

@@ -55,7 +55,7 @@ def save_model(shape: str, folder: Path) -> None:
 def measure(folder: str, *overrides: str) -> dict[str, float]:
     """Makes updates in this process."""
     from rlsys.checks import load_checked
-    from workers.learner.model import load_policy
+    from workers.learner.files.loading import load_policy
     from workers.learner.objective import Objective
     from workers.learner.rendezvous import join_process_group
     from workers.learner.zero import ZeroEngine, import_deepspeed

@@ -41,7 +41,7 @@ def settings(folder: str, ranks: int, length: int, overrides: list[str]) -> Conf
 
 def measure(config: Config, rank: int, port: int) -> dict[str, float]:
     """Makes updates in this process."""
-    from workers.learner.model import load_policy
+    from workers.learner.files.loading import load_policy
     from workers.learner.objective import Objective
     from workers.learner.rendezvous import join_process_group
     from workers.learner.zero import ZeroEngine, import_deepspeed

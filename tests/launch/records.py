@@ -67,7 +67,7 @@ DEPENDS = {
     "soak_episodes.json": SOAK,
     "memory.json": SOAK,
     "memory_episodes.json": SOAK,
-    "families.json": f"rlsys/batching rlsys/forward rlsys/models workers/learner {ENGINE} workers/sync tests/rlsys/forward/families.py {BENCH}/family_record.py",
+    "families.json": f"rlsys/batching rlsys/forward rlsys/models workers/learner {ENGINE} workers/sync tests/rlsys/families.py {BENCH}/family_record.py",
     "any": "rlsys workers launch configs",  # for measurements that are not compared with the code of today
 }
 PROSE = (":!*.md", ":!*.svg", ":!*.png")

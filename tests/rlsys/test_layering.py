@@ -51,6 +51,8 @@ ROOMS = {
         *("report", "plan", "init", "doctor", "bench", "cli"),
     ],
 }
+# Rooms inside a room, lowest first; "" are the files at its door.
+INSIDE = {"workers.learner": ["files", "proofs", ""]}
 EVERYWHERE = {"errors", "types", "text", "seeds", "threads", "config"}  # the pages do not repeat them in every row
 TYPING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 DOOR = "launch/__main__.py"  # `python -m launch` is the command line
@@ -128,6 +130,19 @@ def test_between_rooms_imports_go_one_way(package):
         if floor_of(name) == package and room(module(file)) and order[room(name)] > order[room(module(file))]
     ]
     assert not upward
+
+
+@pytest.mark.parametrize("outer", INSIDE)
+def test_inside_a_room_imports_go_one_way(outer):
+    paths = {file: file.removeprefix(f"{outer.replace('.', '/')}/").split("/") for file in files(floor_of(outer))}
+    inner = {
+        file: "" if len(path) == 1 else path[0] for file, path in paths.items() if module(file).startswith(f"{outer}.")
+    }
+    assert set(inner.values()) == set(INSIDE[outer])
+    place = {module(file): INSIDE[outer].index(name) for file, name in inner.items()}
+    assert [
+        f"{file} imports {name}" for file in inner for name in imports(file) if place.get(name, 0) > place[module(file)]
+    ] == []
 
 
 def cycles(graph: dict[str, set[str]]) -> list[list[str]]:

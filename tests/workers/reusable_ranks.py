@@ -45,7 +45,7 @@ class ReusablePolicyRank(Reusable, PolicyRank):
         """Hashes the model's weights, their fp32 copies, and Adam's moments and step."""
         import torch
 
-        from workers.learner.zero_state import MOMENTS, WEIGHT
+        from workers.learner.files.zero_state import MOMENTS, WEIGHT
 
         parameters = dict(self.lm.named_parameters())
         trained = {name: p for name, p in parameters.items() if p.requires_grad}

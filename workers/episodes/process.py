@@ -41,11 +41,11 @@ from rlsys.episodes.player import Equipment, Player
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.episodes.tools import Toolbox
 from rlsys.errors import ConfigError
+from rlsys.models.end_ids import model_end_ids
 from rlsys.rewards.weighted_reward import exception_verdict
 from rlsys.types import Verdict
 from workers.episodes.step_threads import EPISODE, StepThreads
 from workers.processes.child import close_in_children, run_child
-from workers.rollout.stopping import model_end_ids
 from workers.start.imports import skip_generation_import
 
 MAX_RUNNING = 64  # episodes whose code runs: no other begins

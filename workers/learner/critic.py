@@ -11,13 +11,13 @@ from rlsys.config.schema import Config
 from rlsys.runs.timeline import recorded
 from rlsys.types import Floats, Pack
 from workers.fleet.watchdog import Watchdog
-from workers.learner.checkpoint_writer import merge_results
+from workers.learner.files.checkpoint_writer import merge_results
+from workers.learner.files.host_memory import giving_back_large_blocks
+from workers.learner.files.tensor_files import TensorFiles
+from workers.learner.files.zero_state import MOMENTS, WEIGHT
 from workers.learner.gpu_memory import frees_gpu_memory
-from workers.learner.host_memory import giving_back_large_blocks
 from workers.learner.ranks import LearnerGroup, LearnerRank, share_facts
-from workers.learner.tensor_files import TensorFiles
 from workers.learner.zero import ZeroEngine
-from workers.learner.zero_state import MOMENTS, WEIGHT
 
 
 class CriticRank(LearnerRank):
@@ -31,8 +31,8 @@ class CriticRank(LearnerRank):
     def start(self, address: str, port: int, model: str) -> None:
         """Joins the other ranks, and builds model, optimizer and ZeRO partitions."""
         from rlsys.forward.values import PackedValues, value_loss
-        from workers.learner.model import load_causal_lm
-        from workers.learner.proof import prove_for_zero_3, prove_states
+        from workers.learner.files.loading import load_causal_lm
+        from workers.learner.proofs.at_start import prove_for_zero_3, prove_states
 
         c = self.config
         self.join(address, port)
@@ -80,7 +80,7 @@ class CriticRank(LearnerRank):
         """Copies this rank's share of the fp32 weights and of Adam's state, and starts to write it to `critic/`."""
         self.writer.wait()  # one copy of the state at a time
         tensors = self.zero.state.owned_tensors(self.parameters(), (WEIGHT, *MOMENTS))
-        self.writer.start(Path(folder), {f"critic/{self.zero.shard_file()}": tensors})
+        self.writer.start(Path(folder), {f"critic/{self.zero.state.shard_file()}": tensors})
 
     def load(self, folder: str) -> None:
         self.writer.wait()

@@ -105,15 +105,18 @@ class GradientRank(LearnerRank):
 
     def build(self, model: str, stage: int, sharing: int = 1) -> None:
         """Builds the model for this ZeRO stage and `policy.sequence_parallel`, in place of the one before."""
-        from workers.learner.model import load_policy
+        from workers.learner.files.loading import load_policy
         from workers.learner.objective import Objective
+        from workers.learner.proofs.at_start import prove_loaded
 
         if self.zero:
             self.zero.engine.destroy()
             self.zero = None
             gc.collect()
         settings = replace(with_zero_stage(self.config.policy, stage), sequence_parallel=sharing)
-        packed = load_policy(replace(self.config, policy=settings), model)
+        config = replace(self.config, policy=settings)
+        packed = load_policy(config, model)
+        prove_loaded(packed, config)
         self.zero = GradientEngine(packed, settings, settings.lr)
         self.objective = Objective(self.config, self.zero.engine.device)
 

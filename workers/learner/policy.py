@@ -12,16 +12,16 @@ from rlsys.interfaces import ModelFacts, WhatIf
 from rlsys.runs.timeline import recorded
 from rlsys.types import Floats, Pack
 from workers.fleet.watchdog import Watchdog
-from workers.learner.checkpoint_writer import merge_results
+from workers.learner.files.checkpoint_writer import merge_results
+from workers.learner.files.host_memory import giving_back_large_blocks
+from workers.learner.files.tensor_files import write_tensors
 from workers.learner.gpu_memory import (
     free_gpu_memory,
     frees_gpu_memory,
     frees_gpu_memory_for_models,
     freeze_started_objects,
 )
-from workers.learner.host_memory import giving_back_large_blocks
 from workers.learner.ranks import LearnerGroup, LearnerRank, share_facts
-from workers.learner.tensor_files import write_tensors
 from workers.learner.weight_sync import WeightSync
 from workers.learner.zero import ZeroEngine
 from workers.rollout.rollout_group import RolloutGroup
@@ -44,14 +44,15 @@ class PolicyRank(LearnerRank):
         """Joins the other ranks, and builds model, optimizer and ZeRO partitions. Returns the model's mixers."""
         import torch
 
-        from workers.learner.adapter_files import base_fingerprint
-        from workers.learner.model import load_policy
+        from workers.learner.files.adapter_files import base_fingerprint
+        from workers.learner.files.loading import load_policy
         from workers.learner.objective import Objective
-        from workers.learner.proof import prove_logprobs
+        from workers.learner.proofs.at_start import prove_loaded, prove_logprobs
 
         c = self.config
         self.join(address, port)
         packed = load_policy(c, model)
+        prove_loaded(packed, c)
         self.base = base_fingerprint(packed.lm) if c.policy.lora.rank else ""
         self.zero = ZeroEngine(packed, c.policy, c.policy.lr, c.cluster.start_timeout_s)
         self.lm, self.source = packed.lm, model
@@ -61,7 +62,7 @@ class PolicyRank(LearnerRank):
         sender = SENDERS[transport](self.rank, shards, c.rollout.engines * c.rollout.tensor_parallel)
         weights = PolicyWeights(self.lm, self.zero, getattr(torch, c.rollout.dtype), self.rank, shards)
         if c.policy.lora.rank:
-            from workers.learner.adapter_proof import prove_adapters
+            from workers.learner.proofs.adapters import prove_adapters
 
             prove_adapters(self.lm, self.zero.forward_all, weights, c.policy.lora.alpha / c.policy.lora.rank)
         # Devices of an engine hold shards of tensors. Hashes with positions can be added up to those of whole tensors.
@@ -119,7 +120,7 @@ class PolicyRank(LearnerRank):
     def randomize_adapters(self) -> None:
         """Until `restore_adapters`, for the proof that engines merge them."""
         from rlsys.forward.lora import adapted_layers
-        from workers.learner.adapter_proof import random_adapters
+        from workers.learner.proofs.adapters import random_adapters
 
         layers = list(adapted_layers(self.lm).values())
         self.adapter_proof = ExitStack()
@@ -138,33 +139,33 @@ class PolicyRank(LearnerRank):
     @frees_gpu_memory
     def save(self, folder: str) -> None:
         """Copies this rank's share of the state and starts to write it. See `policy_checkpoint` for the files."""
-        from workers.learner import policy_checkpoint
+        from workers.learner.files import policy_checkpoint
 
         self.writer.wait()  # one copy of the state at a time
-        files = policy_checkpoint.copy_state(self.zero, self.lm, self.config.policy.dtype)
-        facts = (self.zero, self.lm, self.source, self.config, self.base)
+        files = policy_checkpoint.copy_state(self.zero.state, self.lm, self.config.policy.dtype)
+        facts = (self.zero.state, self.lm, self.source, self.config, self.base)
         write_model_files = partial(policy_checkpoint.write_model_files, *facts)
         self.writer.start(Path(folder), files, {"model": write_model_files} if self.rank == 0 else {})
 
     def load(self, folder: str) -> None:
-        from workers.learner import policy_checkpoint
+        from workers.learner.files import policy_checkpoint
 
         self.writer.wait()
-        policy_checkpoint.load_state(self.zero, self.lm, self.source, self.base, Path(folder))
+        policy_checkpoint.load_state(self.zero.state, self.lm, self.source, self.base, Path(folder))
 
     @frees_gpu_memory
     def write_weights(self, folder: str) -> None:
         """Writes this rank's files of the present weights, as far as they are trained."""
-        from workers.learner import policy_checkpoint
+        from workers.learner.files import policy_checkpoint
 
-        for file, tensors in policy_checkpoint.copy_weights(self.zero, self.lm, disk_format=False).items():
+        for file, tensors in policy_checkpoint.copy_weights(self.zero.state, self.lm, disk_format=False).items():
             write_tensors(Path(folder) / file, tensors)
 
     # --- diagnosis ----------------------------------------------------------------------------------------------------
 
     def rescore(self, packs: list[Pack], what_if: WhatIf) -> list[Floats]:
         """Returns the log-probs [K, samplings] of each pack under a changed forward pass."""
-        from workers.learner.what_if import rescore
+        from workers.learner.proofs.what_if import rescore
 
         return rescore(self.zero.forward_all, self.lm, packs, what_if, self.source, self.config.model.trust_remote_code)
 

@@ -12,7 +12,7 @@ from rlsys.runs.timeline import Facts, pack_facts
 from rlsys.types import Pack
 from workers.fleet.ray_cluster import node_address
 from workers.fleet.watchdog import Watchdog
-from workers.learner.checkpoint_writer import CheckpointWriter, SaveResult
+from workers.learner.files.checkpoint_writer import CheckpointWriter, SaveResult
 from workers.learner.zero import import_deepspeed
 from workers.start.ports import free_port
 from workers.start.worker_setup import setup_worker_process

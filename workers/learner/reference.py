@@ -20,11 +20,11 @@ from rlsys.types import Floats, Pack
 from workers.fleet.ray_cluster import node_address
 from workers.fleet.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
 from workers.fleet.watchdog import Watchdog
+from workers.learner.files.host_memory import giving_back_large_blocks
+from workers.learner.files.tensor_files import TensorFiles, sync_and_hash
 from workers.learner.gpu_memory import frees_gpu_memory
-from workers.learner.host_memory import giving_back_large_blocks
 from workers.learner.policy import PolicyGroup
 from workers.learner.rendezvous import join_process_group
-from workers.learner.tensor_files import TensorFiles, sync_and_hash
 from workers.learner.zero import import_deepspeed
 from workers.start.ports import free_port
 from workers.start.worker_setup import cpu_threads, setup_worker_process
@@ -59,9 +59,9 @@ class ReferenceWorker:
     @giving_back_large_blocks()
     def start(self, model: str, policy_model: str, address: str = "", port: int = 0) -> None:
         """Loads the model. With an address, the ranks meet there, and each loads its part."""
-        from workers.learner.model import load_packed, load_policy
-        from workers.learner.partitioning import gather_in_forward, layers_of
-        from workers.learner.proof import prove_logprobs
+        from workers.learner.files.loading import load_packed, load_policy
+        from workers.learner.files.partitioning import gather_in_forward, layers_of
+        from workers.learner.proofs.at_start import prove_loaded, prove_logprobs
 
         c = self.config
         if self.split:
@@ -71,6 +71,7 @@ class ReferenceWorker:
             )
         c = replace(c, policy=self.settings())
         packed = load_packed(c, model, sampled_by=policy_model) if c.reference.path else load_policy(c, model)
+        prove_loaded(packed, c)
         self.packed = packed.eval().requires_grad_(False)
         if self.split:
             gather_in_forward([*layers_of(self.packed.lm.get_decoder()), self.packed.lm.get_output_embeddings()])
@@ -93,7 +94,7 @@ class ReferenceWorker:
     def load_weights(self, folder: str) -> None:
         """Replaces the weights by those that the policy has written: all that it trains."""
         from rlsys.forward.lora import trained_parameters
-        from workers.learner.partitioning import fill_part, is_partitioned
+        from workers.learner.files.partitioning import fill_part, is_partitioned
 
         files, parameters = TensorFiles(weight_files(Path(folder))), trained_parameters(self.packed.lm)
         assert parameters.keys() == files.file_by_tensor.keys()

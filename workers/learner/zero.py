@@ -13,7 +13,7 @@ from typing import Any
 from rlsys.config.derived import reduce_bucket
 from rlsys.config.schema import Config, PolicyConfig
 from rlsys.types import Pack
-from workers.learner.deepspeed_config import deepspeed_config
+from workers.learner.files.deepspeed_config import deepspeed_config
 from workers.start.imports import hide_modules
 from workers.start.worker_setup import cpu_threads
 from workers.sync.layout import shard_range
@@ -30,11 +30,11 @@ class ZeroEngine:
 
         from rlsys.forward.mixers import run_as_often_on_all_ranks
         from rlsys.forward.sequence_parallel import split_sequences
+        from workers.learner.files.partitioning import is_partitioned, zero_init
+        from workers.learner.files.zero_state import ZeroState
         from workers.learner.guarded_adamw import GuardedAdamW
-        from workers.learner.partitioning import is_partitioned, zero_init
         from workers.learner.rendezvous import limit_of_waiting
         from workers.learner.sequence_groups import create_sequence_group
-        from workers.learner.zero_state import ZeroState
 
         if any(map(is_partitioned, model.parameters())):
             # When DeepSpeed partitions a model itself, it also replaces the function of linear layers.
@@ -133,7 +133,7 @@ class ZeroEngine:
 
     def gathered(self, *tensors: Any) -> Any:
         """Returns a context in which tensors are whole. ZeRO 3 keeps a shard of each parameter on each rank."""
-        from workers.learner.partitioning import gathered
+        from workers.learner.files.partitioning import gathered
 
         return gathered(*tensors)
 
@@ -142,7 +142,7 @@ class ZeroEngine:
 
         ZeRO 3 keeps only that shard of a parameter. A buffer is whole on every rank, and is divided in the same way.
         """
-        from workers.learner.partitioning import is_partitioned
+        from workers.learner.files.partitioning import is_partitioned
 
         if is_partitioned(tensor):
             shard = tensor.ds_tensor.detach().view(-1)
@@ -151,10 +151,6 @@ class ZeroEngine:
         flat = tensor.detach().reshape(-1)
         first, count = shard_range(len(flat), self.rank, self.ranks)
         return first, flat[first : first + count]
-
-    def shard_file(self) -> str:
-        """Returns the name of the file with this rank's share of the state."""
-        return f"part-{self.rank:05}-of-{self.ranks:05}.safetensors"
 
 
 def import_deepspeed(config: Config, ranks: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from rlsys.config.schema import Config
 from rlsys.errors import WrongWeights
+from rlsys.models.end_ids import read_end_ids
 from rlsys.runs.timeline import recorded, request_facts
 from rlsys.types import Request, Sample, join_partial, stop_at
 from workers.fleet.process_registry import register_process
@@ -25,7 +26,7 @@ from workers.rollout.engine_settings import STATE_ARGUMENTS, engine_arguments, r
 from workers.rollout.in_process_engine import InProcessEngine
 from workers.rollout.read_write_lock import ReadWriteLock
 from workers.rollout.refusal import refusing_model
-from workers.rollout.stopping import read_end_ids, stop_length
+from workers.rollout.stopping import stop_length
 from workers.rollout.vllm_requests import Stops, request_id
 from workers.start.worker_setup import setup_worker_process
 from workers.sync import RECEIVERS, Message

@@ -1,6 +1,6 @@
 """Possible causes of a disagreement between engines and policy, each tested by computing the log-probs again.
 
-A forward pass under a hypothesis is a `WhatIf`, which a policy rank computes (`workers.learner.what_if`). If the
+A forward pass under a hypothesis is a `WhatIf`, which a policy rank computes (`workers.learner.proofs.what_if`). If the
 engine may have received other tokens, the hypothesis is another batch.
 """
 

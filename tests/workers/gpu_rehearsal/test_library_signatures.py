@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from rlsys.config.schema import Config
-from workers.learner.deepspeed_config import deepspeed_config
+from workers.learner.files.deepspeed_config import deepspeed_config
 from workers.rollout.engine_settings import GPU_ENVIRONMENT, engine_arguments
 from workers.sync.cuda_ipc import CudaIpcReceiver
 from workers.sync.nccl import NcclReceiver
@@ -32,7 +32,10 @@ FILES = [
     *(f"workers/rollout/{name}.py" for name in ("async_engine", "vllm_requests", "vllm_extension")),
     *(f"workers/rollout/{name}.py" for name in ("output_blocks", "kv_slots", "stopping", "stops_in_blocks")),
     *(f"workers/learner/{name}.py" for name in ("rendezvous", "zero", "guarded_adamw", "gpu_memory")),
-    *(f"workers/learner/{name}.py" for name in ("partitioning", "sequence_groups", "zero_state", "reference")),
+    *(
+        f"workers/learner/{name}.py"
+        for name in ("sequence_groups", "reference", "files/partitioning", "files/zero_state")
+    ),
     "rlsys/forward/flash.py",
     "launch/placement.py",
 ]

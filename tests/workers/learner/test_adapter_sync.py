@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from ragged_updates import train
 from test_lora import PeftPolicy
-from test_policy import train
 from transformers import AutoTokenizer
 from zigzag_requests import generate, make_batch, make_requests, same_bits
 

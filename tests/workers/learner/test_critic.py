@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_policy import ragged_batch, weigh
+from ragged_updates import ragged_batch, weigh
 
 from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config

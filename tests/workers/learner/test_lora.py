@@ -10,18 +10,18 @@ import ray
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from plain_policy import PlainPolicy
-from test_policy import ragged_batch, train, train_plainly, weights
+from ragged_updates import ragged_batch, train, train_plainly, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
 from rlsys.interfaces import STEP_0, Sampling, WhatIf
-from workers.learner.merged_model import write_merged_model
-from workers.learner.model import load_policy
+from workers.learner.files.loading import load_policy
+from workers.learner.files.merged_model import write_merged_model
 from workers.learner.policy import PolicyGroup
+from workers.learner.proofs.what_if import round_to_bfloat16
 from workers.learner.reference import ReferenceWorker
-from workers.learner.what_if import round_to_bfloat16
 
 RANK, ALPHA = 4, 8
 LORA = f"policy.lora={{rank: {RANK}, alpha: {ALPHA}}}"

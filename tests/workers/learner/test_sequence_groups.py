@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from plain_policy import PlainPolicy
+from ragged_updates import ragged_batch, train, train_plainly, weights
 from test_critic import learn, values
-from test_policy import ragged_batch, train, train_plainly, weights
 
 from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config

@@ -1,16 +1,12 @@
 """Tiny models of families with sizes that vLLM's CPU build runs, and what its engines sample with them."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 from engine_script import read_results, run_script
+from families import FAMILIES, build_family
 
 from rlsys.tasks.zigzag import make_tokenizer
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
-from families import FAMILIES, build_family
 
 # One process imports vLLM and starts a child for each model: a process has one engine in its life.
 TRY_EACH = """

@@ -24,11 +24,11 @@ import json, sys
 from pathlib import Path
 from safetensors.torch import save_file
 from rlsys.config.loading import load_config
-from rlsys.forward.proof import proof_packs
-from workers.learner import model_shards, policy_checkpoint
-from workers.learner.model import load_policy
+from workers.learner.proofs.packing import proof_packs
+from workers.learner.files import model_shards, policy_checkpoint
+from workers.learner.files.loading import load_policy
 from workers.learner.rendezvous import join_process_group
-from workers.learner.tensor_files import write_tensors
+from workers.learner.files.tensor_files import write_tensors
 from workers.learner.zero import ZeroEngine, import_deepspeed
 from workers.start.ports import free_port
 
@@ -43,9 +43,9 @@ for name, (source, checkpoint) in json.load(sys.stdin).items():
     zero.minimize([together], lambda pack, output: -output[0].mean(), lr=1e-2)
     for directory in ("model", "optimizer"):
         (folder / directory).mkdir(parents=True)
-    for file, tensors in policy_checkpoint.copy_state(zero, lm, config.policy.dtype).items():
+    for file, tensors in policy_checkpoint.copy_state(zero.state, lm, config.policy.dtype).items():
         write_tensors(folder / file, tensors)
-    policy_checkpoint.write_model_files(zero, lm, source, config, "", folder / "model")
+    policy_checkpoint.write_model_files(zero.state, lm, source, config, "", folder / "model")
     with zero.gathered(*lm.parameters()):
         save_file({n: t.detach().clone().contiguous() for n, t in lm.state_dict().items()}, folder / "in_memory")
     logprobs = [output[0].tolist() for output in zero.forward_all(single)]

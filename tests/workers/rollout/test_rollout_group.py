@@ -18,7 +18,7 @@ from zigzag_requests import PROMPTS, generate, make_batch, make_requests, same_b
 from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config
 from rlsys.types import Columns, Request, Sample
-from workers.learner.model import load_packed
+from workers.learner.files.loading import load_packed
 from workers.learner.policy import PolicyGroup
 from workers.rollout.generation import Generation
 from workers.rollout.rollout_group import RolloutGroup

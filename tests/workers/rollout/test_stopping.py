@@ -17,7 +17,7 @@ from zigzag_requests import PROMPTS, generate, make_batch, make_requests
 from rlsys.batching.packing import pack
 from rlsys.config.schema import Config
 from rlsys.types import Request, Sample, stop_at
-from workers.learner.model import load_packed
+from workers.learner.files.loading import load_packed
 from workers.rollout.engine_settings import CPU_ENVIRONMENT, engine_arguments
 from workers.rollout.rollout_group import RolloutGroup
 from workers.rollout.stopping import stop_length

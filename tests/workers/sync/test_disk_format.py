@@ -1,20 +1,16 @@
 """What is sent has the names and shapes that transformers writes into files."""
 
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from families import build_family
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlsys.errors import ConfigError
 from workers.sync.sending import PolicyWeights
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
-from families import build_family
 
 
 @pytest.mark.parametrize(

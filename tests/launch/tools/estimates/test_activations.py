@@ -21,7 +21,7 @@ from rlsys.forward import attention, flex
 from rlsys.forward.decoder import run_decoder
 from rlsys.forward.logprobs import PackedLogprobs
 from rlsys.models.config_json import KNOWN_FAMILIES
-from workers.learner.model import compile_layers
+from workers.learner.files.loading import compile_layers
 
 
 def saved_bytes(lm, packed) -> float:

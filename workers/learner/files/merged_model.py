@@ -14,13 +14,13 @@ from transformers.utils import logging
 
 from rlsys.forward.lora import adapted_layers, add_adapters, merge
 from rlsys.models.adapters import read_adapter_config
-from workers.learner import model_shards
-from workers.learner.adapter_files import base_fingerprint, fill_adapters, require_base
-from workers.learner.host_memory import giving_back_large_blocks
-from workers.learner.model import load_complete
-from workers.learner.model_files import DescribedTensor, ModelFiles, describing_files
-from workers.learner.partitioning import tie_equal_weights
-from workers.learner.tensor_files import stream_tensors
+from workers.learner.files import model_shards
+from workers.learner.files.adapter_files import base_fingerprint, fill_adapters, require_base
+from workers.learner.files.host_memory import giving_back_large_blocks
+from workers.learner.files.loading import load_complete
+from workers.learner.files.model_files import DescribedTensor, ModelFiles, describing_files
+from workers.learner.files.partitioning import tie_equal_weights
+from workers.learner.files.tensor_files import stream_tensors
 from workers.sync.disk_format import to_disk_format
 
 

@@ -19,9 +19,9 @@ from rlsys.config.schema import Config
 from rlsys.forward.attention import PACKED_ATTENTION, packed_attention
 from rlsys.interfaces import ModelFacts, WhatIf
 from rlsys.types import Batch, Floats, Pack, Prompt, Sample
-from workers.learner.model import load_packed
+from workers.learner.files.loading import load_packed
 from workers.learner.model_facts import read_model_facts
-from workers.learner.what_if import rescore
+from workers.learner.proofs.what_if import rescore
 
 Prompts = list[list[int]]
 

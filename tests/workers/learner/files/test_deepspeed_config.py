@@ -5,7 +5,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from rlsys.config.derived import reduce_bucket
 from rlsys.config.schema import PolicyConfig
-from workers.learner.deepspeed_config import deepspeed_config
+from workers.learner.files.deepspeed_config import deepspeed_config
 
 
 def zero(bucket: int | None = None, on_gpu: bool = False) -> DeepSpeedZeroConfig:

@@ -13,9 +13,8 @@ from rlsys.config.schema import Config, LoraConfig
 from rlsys.errors import ConfigError
 from rlsys.forward.lora import ALL_LINEAR, adapted_layers, is_adapter
 from rlsys.models.adapters import BASE, CONFIG, WEIGHTS, is_adapter_directory, read_adapter_config
-from workers.learner.partitioning import gathered
-from workers.learner.peft_proof import compare_with_peft
-from workers.learner.tensor_files import TensorFiles, tensor_bytes
+from workers.learner.files.partitioning import gathered
+from workers.learner.files.tensor_files import TensorFiles, tensor_bytes
 
 PREFIX = "base_model.model."  # PEFT's wrappers
 
@@ -67,7 +66,6 @@ def load_adapter(lm: Any, config: Config) -> None:
     read_adapter_config(folder)
     require_base(folder, base_fingerprint(lm), config.model.path)
     fill_adapters(lm, folder)
-    compare_with_peft(lm, folder)
 
 
 def fill_adapters(lm: Any, folder: Path) -> None:

@@ -1,19 +1,16 @@
 """Models that are built from descriptions of their files, and read in parts, are those that transformers loads."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES, build_family
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from workers.learner.model_files import ModelFiles, describing_files
-from workers.learner.partitioning import tie_equal_weights
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
-from families import FAMILIES, build_family
+from workers.learner.files.model_files import ModelFiles, describing_files
+from workers.learner.files.partitioning import tie_equal_weights
 
 
 def describe(folder: Path, dtype: torch.dtype) -> tuple[Any, ModelFiles]:

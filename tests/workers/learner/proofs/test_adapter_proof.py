@@ -10,8 +10,8 @@ import torch
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
 from rlsys.forward import lora
-from workers.learner.adapter_proof import prove_adapters
-from workers.learner.model import load_policy
+from workers.learner.files.loading import load_policy
+from workers.learner.proofs.adapters import prove_adapters
 from workers.sync.sending import PolicyWeights
 
 WHOLE = type("Whole", (), {"gathered": lambda self, *parameters: nullcontext()})()

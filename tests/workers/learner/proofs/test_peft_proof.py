@@ -13,8 +13,8 @@ from rlsys.errors import ConfigError
 from rlsys.forward.lora import adapted_layers, add_adapters
 from rlsys.models.adapters import read_adapter_config
 from rlsys.tasks.builtin import TINY_MODELS
-from workers.learner.adapter_files import fill_adapters
-from workers.learner.peft_proof import compare_with_peft
+from workers.learner.files.adapter_files import fill_adapters
+from workers.learner.proofs.against_peft import compare_with_peft
 
 TARGETS = ["q_proj", "v_proj", "up_proj"]
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])

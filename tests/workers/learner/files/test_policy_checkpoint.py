@@ -1,44 +1,39 @@
 """What the files of a checkpoint's model hold."""
 
-import contextlib
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from families import build_family
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlsys.config.loading import load_config
-from workers.learner.model import load_packed
-from workers.learner.policy_checkpoint import copy_weights, model_files, write_model_settings
-from workers.learner.tensor_files import write_tensors
+from workers.learner.files.loading import load_packed
+from workers.learner.files.policy_checkpoint import copy_weights, model_files, write_model_settings
+from workers.learner.files.tensor_files import write_tensors
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
-from families import build_family
-
-CONFIG = Path(__file__).parents[3] / "configs" / "tiny_cpu.yaml"
+CONFIG = Path(__file__).parents[4] / "configs" / "tiny_cpu.yaml"
 
 
-def zero(stage: int, ranks: int) -> Any:
-    settings = SimpleNamespace(zero_stage=stage)
-    return SimpleNamespace(rank=0, ranks=ranks, settings=settings, gathered=lambda _: contextlib.nullcontext())
+def state(stage: int, ranks: int) -> Any:
+    return SimpleNamespace(rank=0, ranks=ranks, stage=stage)
 
 
 def test_a_small_model_is_one_file_unless_ranks_hold_parts_of_it() -> None:
     tensors = {f"p{i}": torch.zeros(size) for i, size in enumerate((2, 2, 4))}
-    assert model_files(tensors, zero(2, 2)) == {"model.safetensors": ["p0", "p1", "p2"]}
-    assert model_files(tensors, zero(3, 1)) == {"model.safetensors": ["p0", "p1", "p2"]}
+    assert model_files(tensors, state(2, 2)) == {"model.safetensors": ["p0", "p1", "p2"]}
+    assert model_files(tensors, state(3, 1)) == {"model.safetensors": ["p0", "p1", "p2"]}
     halves = {"model-00001-of-00002.safetensors": ["p0", "p1"], "model-00002-of-00002.safetensors": ["p2"]}
-    assert model_files(tensors, zero(3, 2)) == halves
+    assert model_files(tensors, state(3, 2)) == halves
 
 
 def test_buffers_that_belong_to_the_model_are_in_its_files(tmp_path: Path) -> None:
     lm = build_family("deepseek_v3")
     name = next(name for name, _ in lm.named_buffers() if name.endswith("e_score_correction_bias"))
     lm.get_buffer(name).copy_(torch.arange(lm.get_buffer(name).numel()))
-    for file, tensors in copy_weights(zero(2, 1), lm, disk_format=True).items():
+    for file, tensors in copy_weights(state(2, 1), lm, disk_format=True).items():
         write_tensors(tmp_path / file, tensors)
     write_model_settings(lm, lm.config, tmp_path)
     loaded, remarks = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)

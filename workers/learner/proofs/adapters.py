@@ -15,8 +15,8 @@ from torch import Tensor
 
 from rlsys.errors import ConfigError
 from rlsys.forward.lora import LoraLinear, adapted_layers
-from rlsys.forward.proof import proof_packs
-from workers.learner.proof import ForwardAll
+from workers.learner.proofs.at_start import ForwardAll
+from workers.learner.proofs.packing import proof_packs
 from workers.sync.sending import PolicyWeights
 
 ROWS = 4  # of a layer's input

@@ -20,8 +20,8 @@ from rlsys.forward.sequence_parallel import sequence_group
 from rlsys.interfaces import STEP_0, Sampling, WhatIf
 from rlsys.models.adapters import WEIGHTS, is_adapter_directory
 from rlsys.types import Floats, Pack
-from workers.learner.adapter_files import peft_name
-from workers.learner.tensor_files import TensorFiles
+from workers.learner.files.adapter_files import peft_name
+from workers.learner.files.tensor_files import TensorFiles
 
 Forward = Callable[[list[Pack]], list[Any]]  # `ZeroEngine.forward_all`
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from workers.learner.model_shards import file_index, split_into_files
+from workers.learner.files.model_shards import file_index, split_into_files
 
 
 class Model(nn.Module):

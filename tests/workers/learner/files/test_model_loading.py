@@ -1,12 +1,12 @@
 """Models that cannot be trained are refused in a sentence; a damaged one is not taken for such."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from engine_script import run_script
+from families import REFUSED, VOCABULARY, build_family
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
@@ -14,17 +14,14 @@ from rlsys.config.loading import load_config
 from rlsys.errors import ConfigError
 from rlsys.forward.attention import PACKED_ATTENTION
 from rlsys.forward.logprobs import PackedLogprobs
-from rlsys.forward.proof import proof_packs
+from rlsys.forward.unpackable import LAYER_ERRORS, refusing_unpackable
 from rlsys.models.support import DRAW_EXPERTS
-from workers.learner import model
-from workers.learner.model import load_causal_lm, load_packed, offload_layer_inputs
-from workers.learner.proof import prove_logprobs
-from workers.learner.unpackable import LAYER_ERRORS, refusing_unpackable
+from workers.learner.files import loading
+from workers.learner.files.loading import load_causal_lm, load_packed, offload_layer_inputs
+from workers.learner.proofs.at_start import prove_logprobs
+from workers.learner.proofs.packing import proof_packs
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
-from families import REFUSED, VOCABULARY, build_family
-
-CONFIG = Path(__file__).parents[3] / "configs" / "tiny_cpu.yaml"
+CONFIG = Path(__file__).parents[4] / "configs" / "tiny_cpu.yaml"
 
 
 def start(folder: Path, *overrides: str) -> None:
@@ -88,7 +85,8 @@ import json, sys
 from rlsys.config.loading import load_config
 from rlsys.forward import attention
 from transformers import AttentionInterface
-from workers.learner.model import load_packed
+from workers.learner.files.loading import load_policy
+from workers.learner.proofs.at_start import prove_loaded
 from workers.learner.rendezvous import join_process_group
 from workers.learner.zero import import_deepspeed
 from workers.start.ports import free_port
@@ -103,22 +101,26 @@ def without_soft_cap(*arguments, softcap=None, **keywords):
 
 if drop:
     AttentionInterface.register(attention.PACKED_ATTENTION, without_soft_cap)
-packed = load_packed(config, folder)
-print("dtypes", {str(p.dtype) for p in packed.parameters()}, "partitioned", {hasattr(p, "ds_id") for p in packed.parameters()})
+packed = load_policy(config, folder)
+prove_loaded(packed, config)
+base = [p for name, p in packed.named_parameters() if "lora" not in name]
+print("dtypes", {str(p.dtype) for p in packed.parameters()}, "partitioned", {hasattr(p, "ds_id") for p in base})
 """
 
 
 @pytest.mark.parametrize("drop", [False, True])
-@pytest.mark.parametrize("safetensors", [True, False])
+@pytest.mark.parametrize(
+    ("safetensors", "lora"), [(True, []), (False, []), (True, ["policy.lora={rank: 2, alpha: 4, targets: [q_proj]}"])]
+)
 def test_a_model_in_half_precision_is_proved_in_float32_before_zero_3_takes_it_over(
-    tmp_path: Path, safetensors: bool, drop: bool
+    tmp_path: Path, safetensors: bool, lora: list[str], drop: bool
 ) -> None:
     """Here a soft cap that is dropped changes less than rounding to bfloat16."""
     build_family("gemma2", attn_logit_softcapping=5.0).save_pretrained(tmp_path)
     if not safetensors:
         torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
         (tmp_path / "model.safetensors").unlink()
-    options = ["policy.zero_stage=3", "policy.dtype=bfloat16"]
+    options = ["policy.zero_stage=3", "policy.dtype=bfloat16", "rollout.dtype=bfloat16", *lora]
     done = run_script(LOAD_PARTITIONED, [str(CONFIG), str(tmp_path), options, drop])
     if drop:
         assert "computes a pack of sequences otherwise than each sequence alone" in done.stderr
@@ -231,7 +233,7 @@ def test_a_model_is_loaded_with_offloading_if_the_configuration_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pinned: list[bool] = []
-    monkeypatch.setattr(model, "offload_layer_inputs", lambda lm, pin_memory: pinned.append(pin_memory))
+    monkeypatch.setattr(loading, "offload_layer_inputs", lambda lm, pin_memory: pinned.append(pin_memory))
     build_family("llama").save_pretrained(tmp_path)
     for option in ("false", "true"):
         settings = ["policy.gradient_checkpointing=true", f"policy.offload_activations={option}"]

@@ -7,11 +7,11 @@ from typing import Any
 
 from rlsys.config.schema import Config, PolicyConfig
 from rlsys.errors import ConfigError
+from rlsys.forward.unpackable import LAYER_ERRORS, refusing_unpackable
+from rlsys.models.end_ids import read_end_ids
 from rlsys.models.lookup import find_config_file
 from rlsys.models.weight_files import find_weight_file, weight_file_problems
 from workers.cpu import compiling
-from workers.learner.unpackable import LAYER_ERRORS, refusing_unpackable
-from workers.rollout.stopping import read_end_ids
 
 RANDOM_OPTIONS = re.compile("drop|jitter")
 
@@ -22,7 +22,7 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
     from rlsys.forward.decoder import let_model_find_decoder
     from rlsys.forward.exact import use_exact_linear
     from rlsys.forward.mixers import fold_mixers, refuse_inconsistent
-    from workers.learner.partitioning import gathering_layers
+    from workers.learner.files.partitioning import gathering_layers
 
     model_config = load_model_config(path, config.model.trust_remote_code)
     implementation = attention.EXACT_PACKED_ATTENTION if exact else attention.PACKED_ATTENTION
@@ -48,8 +48,8 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
 
 def load_weights(path: str, model_config: Any, settings: PolicyConfig, attention: str, trust_remote_code: bool) -> Any:
     """Loads the model as its authors made it: whole, or with ZeRO 3 this rank's part of every parameter."""
-    from workers.learner.model_files import describing_files
-    from workers.learner.partitioning import partition
+    from workers.learner.files.model_files import describing_files
+    from workers.learner.files.partitioning import partition
 
     stored: dict[str, Any] = {}
     with describing_files(stored) if settings.zero_stage == 3 else contextlib.nullcontext():
@@ -182,13 +182,12 @@ def compile_layers(lm: Any) -> None:
 def load_packed(config: Config, path: str, sampled_by: str = "") -> Any:
     """Loads the model at `path` as `PackedLogprobs`. `sampled_by`: another one, whose completions it scores."""
     from rlsys.forward.logprobs import PackedLogprobs
-    from workers.learner.proof import prove_for_zero_3
 
     r = config.rollout
     lm = load_causal_lm(config, path, config.policy, r.exact)
     end_ids = load_end_ids(config, sampled_by or path) if r.min_new_tokens else ()
     with refusing_unpackable(path, lm.config.model_type, ValueError):
-        packed = PackedLogprobs(
+        return PackedLogprobs(
             lm,
             temperature=r.temperature,
             chunk=config.policy.logprob_chunk,
@@ -196,9 +195,6 @@ def load_packed(config: Config, path: str, sampled_by: str = "") -> Any:
             float32_head=config.policy.head_dtype == "float32",
             end_ids=end_ids,
         )
-    if config.policy.zero_stage == 3:
-        prove_for_zero_3(packed, lm.get_decoder(), lm)
-    return packed
 
 
 def load_policy(config: Config, path: str) -> Any:
@@ -209,7 +205,7 @@ def load_policy(config: Config, path: str) -> Any:
     import torch
 
     from rlsys.forward.lora import add_adapters
-    from workers.learner.adapter_files import load_adapter
+    from workers.learner.files.adapter_files import load_adapter
 
     add_adapters(
         packed.lm,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rlsys.config.schema import PolicyConfig
-from workers.learner.deepspeed_config import deepspeed_config
-from workers.learner.model_files import DescribedTensor, ModelFiles
+from workers.learner.files.deepspeed_config import deepspeed_config
+from workers.learner.files.model_files import DescribedTensor, ModelFiles
 
 CHUNK = 1 << 24  # elements that are compared at a time
 FILLED_ROWS = 64  # more than the tokens of a probe: see rlsys.forward.mixers

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsys.runs.disk import sync_folder
-from workers.learner.tensor_files import sync_and_hash, write_tensors
+from workers.learner.files.tensor_files import sync_and_hash, write_tensors
 
 Tensors = dict[str, dict[str, Any]]  # by file, then by name
 FillDirectory = Callable[[Path], None]

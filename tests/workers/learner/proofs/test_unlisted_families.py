@@ -4,24 +4,21 @@ A dozen by default; `make families` tries every causal model type that transform
 """
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES, REFUSED, build_family
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlsys.config.loading import load_config
 from rlsys.errors import ConfigError
-from workers.learner.model import load_packed
-from workers.learner.proof import prove_logprobs
+from workers.learner.files.loading import load_packed
+from workers.learner.proofs.at_start import prove_logprobs
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
-from families import FAMILIES, REFUSED, build_family
-
-CONFIG = Path(__file__).parents[3] / "configs" / "tiny_cpu.yaml"
+CONFIG = Path(__file__).parents[4] / "configs" / "tiny_cpu.yaml"
 LARGEST = 8_000_000  # parameters: of a type whose sizes have other names, the model would not be tiny
 SAMPLE = (
     *(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlsys.errors import ConfigError
 from rlsys.forward.lora import adapted_layers, merge
-from workers.learner.partitioning import gathered
+from workers.learner.files.partitioning import gathered
 
 TOLERANCE = 1e-4  # as a share of the largest element; a real fault is about as large as that element
 

@@ -11,8 +11,8 @@ import pytest
 from launch.models import load_limits, load_tokenizer
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
-from workers.learner.model import load_packed
-from workers.learner.policy_checkpoint import write_model_settings
+from workers.learner.files.loading import load_packed
+from workers.learner.files.policy_checkpoint import write_model_settings
 
 CODE = """
 open({mark!r}, "w")

@@ -2,8 +2,16 @@
 
 from typing import Any
 
+import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from rlsys.batching.packing import pack
+from rlsys.forward.attention import PACKED_ATTENTION, let_attention_find_layout
+from rlsys.forward.decoder import let_model_find_decoder
+from rlsys.forward.logprobs import PackedLogprobs
+from rlsys.forward.mixers import fold_mixers
+from rlsys.types import Batch, Pack, Prompt, Sample
 
 VOCABULARY = 61
 COMMON: dict[str, Any] = {
@@ -187,3 +195,35 @@ def build_family(name: str, **options: Any) -> Any:
             if parameter.dim() >= 2 or parameter_name.endswith("sinks"):
                 parameter.normal_(0, 0.3)
     return model.eval()
+
+
+# --- in packs ---
+
+MASKED_WINDOW = {"use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]}
+PROMPTS, COMPLETIONS, GROUPS = (10, 5), (7, 12, 9), (0, 0, 1)
+
+
+def make_batch() -> Batch:
+    """Three sequences, two of them with one prompt; some are longer than the windows of `FAMILIES`."""
+    tokens = [torch.randint(3, VOCABULARY, (n,), generator=torch.Generator().manual_seed(n)) for n in range(20)]
+    prompts = [Prompt(f"p{i}", "", "", tokens[n].tolist(), {}) for i, n in enumerate(PROMPTS)]
+    samples = [
+        Sample(f"p{g}", i, "", tokens[n].numpy().astype(np.int32), np.zeros(n, dtype=np.float32), "stop", 0)
+        for i, (g, n) in enumerate(zip(GROUPS, COMPLETIONS, strict=True))
+    ]
+    return Batch(prompts, samples, np.array(GROUPS), np.zeros(3, dtype=np.float32), [])
+
+
+def make_packed(model: PreTrainedModel, fold: bool = True) -> PackedLogprobs:
+    model.set_attn_implementation(PACKED_ATTENTION)
+    let_model_find_decoder(model)
+    let_attention_find_layout(model.get_decoder())
+    if fold:
+        fold_mixers(model.get_decoder())
+    return PackedLogprobs(model)
+
+
+def one_pack(share_prompts: bool) -> Pack:
+    batch = make_batch()
+    [[together]] = pack(batch, range(3), ranks=1, tokens_per_pack=1000, share_prompts=share_prompts)
+    return together

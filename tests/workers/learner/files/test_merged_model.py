@@ -17,12 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlsys.errors import ConfigError
 from rlsys.tasks.zigzag import make_tokenizer
-from workers.learner import merged_model, model_shards
-from workers.learner.adapter_files import base_fingerprint
-from workers.learner.merged_model import write_merged_model
+from workers.learner.files import merged_model, model_shards
+from workers.learner.files.adapter_files import base_fingerprint
+from workers.learner.files.merged_model import write_merged_model
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "rlsys" / "forward"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 from families import build_family
 from loading import ROOT, save_model
 
@@ -168,7 +167,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 from transformers import LlamaForCausalLM
-from workers.learner.merged_model import write_merged_model
+from workers.learner.files.merged_model import write_merged_model
 from loading import status
 adapter, base, target = sys.argv[1:]
 before = status("VmRSS")

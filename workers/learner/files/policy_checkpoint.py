@@ -15,43 +15,43 @@ from typing import Any
 from rlsys.config.schema import Config
 from rlsys.forward.lora import adapted_layers, trained_parameters
 from rlsys.models.adapters import WEIGHTS
-from workers.learner.adapter_files import peft_name, require_base, require_kind, write_adapter_files
-from workers.learner.model import with_randomness
-from workers.learner.model_shards import MAX_FILE, num_bytes, saved_tensors, split_into_files, write_index
-from workers.learner.tensor_files import TensorFiles
-from workers.learner.zero import ZeroEngine
-from workers.learner.zero_state import MOMENTS, WEIGHT
+from workers.learner.files.adapter_files import peft_name, require_base, require_kind, write_adapter_files
+from workers.learner.files.loading import with_randomness
+from workers.learner.files.model_shards import MAX_FILE, num_bytes, saved_tensors, split_into_files, write_index
+from workers.learner.files.partitioning import gathered
+from workers.learner.files.tensor_files import TensorFiles
+from workers.learner.files.zero_state import MOMENTS, WEIGHT, ZeroState
 from workers.sync.disk_format import to_disk_format
 
 
-def copy_state(zero: ZeroEngine, lm: Any, dtype: str) -> dict[str, dict[str, Any]]:
+def copy_state(state: ZeroState, lm: Any, dtype: str) -> dict[str, dict[str, Any]]:
     """Copies this rank's share of the state to host memory. Returns tensors by file and name."""
     parameters, adapters = trained_parameters(lm), bool(adapted_layers(lm))
     model_holds_fp32 = dtype == "float32" and not lm._weight_conversions and not adapters
     files = {
-        f"optimizer/{zero.shard_file()}": zero.state.owned_tensors(
+        f"optimizer/{state.shard_file()}": state.owned_tensors(
             parameters, MOMENTS if model_holds_fp32 else (WEIGHT, *MOMENTS)
         )
     }
     if not adapters:
-        return files | {f"model/{file}": tensors for file, tensors in copy_weights(zero, lm, disk_format=True).items()}
-    weights = gather_weights(zero, lm)
-    if zero.rank == 0:
+        return files | {f"model/{file}": tensors for file, tensors in copy_weights(state, lm, disk_format=True).items()}
+    weights = gather_weights(state, lm)
+    if state.rank == 0:
         files[f"model/{WEIGHTS}"] = {peft_name(name): tensor for name, tensor in weights.items()}
     return files
 
 
-def copy_weights(zero: ZeroEngine, lm: Any, *, disk_format: bool) -> dict[str, dict[str, Any]]:
+def copy_weights(state: ZeroState, lm: Any, *, disk_format: bool) -> dict[str, dict[str, Any]]:
     """Copies the weights that this rank writes to host memory, by file: every n-th of the files.
 
     `disk_format`: all that the model's files hold, as transformers stores it; else what is trained, by parameter.
     """
     tensors, files = saved_tensors(lm) if disk_format else trained_parameters(lm), {}
-    for number, (file, names) in enumerate(model_files(tensors, zero).items()):
+    for number, (file, names) in enumerate(model_files(tensors, state).items()):
         copies: dict[str, Any] = {}
         for name in names:
-            with zero.gathered(tensors[name]):
-                if number % zero.ranks == zero.rank:
+            with gathered(tensors[name]):
+                if number % state.ranks == state.rank:
                     weight = tensors[name].detach().to("cpu", copy=True)
                     copies |= to_disk_format(lm, name, weight) if disk_format else {name: weight}
         if copies:
@@ -59,25 +59,25 @@ def copy_weights(zero: ZeroEngine, lm: Any, *, disk_format: bool) -> dict[str, d
     return files
 
 
-def model_files(tensors: Mapping[str, Any], zero: ZeroEngine) -> dict[str, list[str]]:
+def model_files(tensors: Mapping[str, Any], state: ZeroState) -> dict[str, list[str]]:
     """Deals tensors to files of at most 5 GB. With ZeRO 3, each rank gets one at least, so that none holds all."""
     limit = MAX_FILE
-    if zero.settings.zero_stage == 3:
-        limit = min(limit, -(-sum(map(num_bytes, tensors.values())) // zero.ranks))
+    if state.stage == 3:
+        limit = min(limit, -(-sum(map(num_bytes, tensors.values())) // state.ranks))
     return split_into_files(tensors, limit)
 
 
-def gather_weights(zero: ZeroEngine, lm: Any) -> dict[str, Any]:
+def gather_weights(state: ZeroState, lm: Any) -> dict[str, Any]:
     """Copies all weights that are trained to the host memory of rank 0. Returns nothing on other ranks."""
     weights = {}
     for name, parameter in trained_parameters(lm).items():
-        with zero.gathered(parameter):
-            if zero.rank == 0:
+        with gathered(parameter):
+            if state.rank == 0:
                 weights[name] = parameter.detach().to("cpu", copy=True)
     return weights
 
 
-def write_model_files(zero: ZeroEngine, lm: Any, source: str, config: Config, fingerprint: str, folder: Path) -> None:
+def write_model_files(state: ZeroState, lm: Any, source: str, config: Config, fingerprint: str, folder: Path) -> None:
     """Writes all of `model/` except the weights. `fingerprint`: of the base of adapters."""
     from transformers import AutoConfig, AutoTokenizer
 
@@ -87,7 +87,7 @@ def write_model_files(zero: ZeroEngine, lm: Any, source: str, config: Config, fi
         authors = AutoConfig.from_pretrained(source, trust_remote_code=config.model.trust_remote_code)
         write_model_settings(lm, authors, folder)
         tensors = saved_tensors(lm)
-        write_index(lm, tensors, model_files(tensors, zero), folder)
+        write_index(lm, tensors, model_files(tensors, state), folder)
     tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=config.model.trust_remote_code)
     tokenizer.save_pretrained(folder)
 
@@ -108,11 +108,11 @@ def write_model_settings(lm: Any, authors: Any, folder: Path) -> None:
     file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
 
-def load_state(zero: ZeroEngine, lm: Any, source: str, fingerprint: str, folder: Path) -> None:
+def load_state(state: ZeroState, lm: Any, source: str, fingerprint: str, folder: Path) -> None:
     """Restores the state from the files of any number of ranks and any ZeRO stage."""
     require_kind(folder, bool(adapted_layers(lm)))
     require_base(folder / "model", fingerprint, source)
     optimizer = TensorFiles(sorted((folder / "optimizer").glob("*.safetensors")))
     has_weights = any(name.startswith(f"{WEIGHT}/") for name in optimizer.file_by_tensor)
     model = None if has_weights else TensorFiles(sorted((folder / "model").glob("*.safetensors")))
-    zero.state.restore(trained_parameters(lm), optimizer, model)
+    state.restore(trained_parameters(lm), optimizer, model)

@@ -1,18 +1,30 @@
-"""The packing proof of each role, at its start. See `rlsys.forward.proof`."""
+"""The packing proof of each role, at its start. See `workers.learner.proofs.packing`."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from rlsys.forward.proof import in_float32, prove_packing
+from rlsys.config.schema import Config
+from rlsys.forward.lora import adapted_layers
+from rlsys.forward.unpackable import LAYER_ERRORS, refusing_unpackable
 from rlsys.types import Pack
-from workers.learner.partitioning import gathering_layers, is_partitioned
-from workers.learner.unpackable import LAYER_ERRORS, refusing_unpackable
+from workers.learner.files.partitioning import gathering_layers, is_partitioned
+from workers.learner.proofs.against_peft import compare_with_peft
+from workers.learner.proofs.packing import in_float32, prove_packing
 
 
 class ForwardAll(Protocol):
     def __call__(self, packs: list[Pack], **options: bool) -> list[Any]: ...
+
+
+def prove_loaded(packed: Any, config: Config) -> None:
+    """Compares what has to be compared before DeepSpeed takes the model over. All ranks take part."""
+    if config.policy.zero_stage == 3:
+        prove_for_zero_3(packed, packed.decoder, packed.lm)
+    if config.model.adapter and adapted_layers(packed.lm):
+        compare_with_peft(packed.lm, Path(config.model.adapter).expanduser())
 
 
 def prove_logprobs(lm: Any, forward_all: ForwardAll) -> None:

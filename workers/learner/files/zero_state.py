@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from workers.learner.tensor_files import TensorFiles
+from workers.learner.files.tensor_files import TensorFiles
 
 WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
 
@@ -31,6 +31,7 @@ class ZeroState:
 
     def __init__(self, engine: Any, stage: int, comm: Any):
         self.engine, self.stage, self.comm = engine, stage, comm
+        self.rank, self.ranks = comm.get_rank(), comm.get_world_size()
         self.optimizer, self.adam = engine.optimizer, engine.basic_optimizer
         self.masters: dict[Any, Any] = {}  # with ZeRO 0: the fp32 tensor of each parameter
         if stage == 0:
@@ -55,7 +56,7 @@ class ZeroState:
             return Piece(self.masters[parameter], 0, 0, parameter.numel())
         if self.stage == 3:
             group, offset, size = self.optimizer.grad_position[self.optimizer.get_param_id(parameter)]
-            start = min(size * self.comm.get_rank(), parameter.ds_numel)
+            start = min(size * self.rank, parameter.ds_numel)
             count = min(size, parameter.ds_numel - start)
             return Piece(self.optimizer.fp32_partitioned_groups_flat[group], offset, start, count)
         mapping = parameter._hp_mapping
@@ -69,16 +70,19 @@ class ZeroState:
         flat = piece.flat if kind == WEIGHT else self.adam.state[piece.flat][kind]
         return flat.detach().view(-1).narrow(0, piece.offset, piece.count)
 
+    def shard_file(self) -> str:
+        """Returns the name of the file with this rank's share of the state."""
+        return f"part-{self.rank:05}-of-{self.ranks:05}.safetensors"
+
     # --- save ---------------------------------------------------------------------------------------------------------
 
     def owned_tensors(self, parameters: dict[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
         """Copies whole tensors to host memory. Of n ranks, each owns every n-th parameter; rank 0 also Adam's step."""
-        rank, ranks = self.comm.get_rank(), self.comm.get_world_size()
-        owned = {} if rank else {"step": self.adam.state[self.flat_tensors()[0]]["step"].cpu().clone()}
+        owned = {} if self.rank else {"step": self.adam.state[self.flat_tensors()[0]]["step"].cpu().clone()}
         for i, (name, parameter) in enumerate(parameters.items()):
             for kind in kinds:
-                whole = self.gather_tensor(parameter, kind, i % ranks)
-                if i % ranks == rank:
+                whole = self.gather_tensor(parameter, kind, i % self.ranks)
+                if i % self.ranks == self.rank:
                     owned[f"{kind}/{name}"] = whole.cpu()
         return owned
 

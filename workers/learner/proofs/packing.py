@@ -21,8 +21,8 @@ from rlsys.batching.packing import pack
 from rlsys.errors import ConfigError
 from rlsys.forward.decoder import own_attention
 from rlsys.forward.mixers import as_tuple, first_hidden_states
-from rlsys.forward.small_windows import SMALL, computes_large_windows, small_windows
 from rlsys.types import Batch, Pack, Prompt, Sample
+from workers.learner.proofs.small_windows import SMALL, computes_large_windows, small_windows
 
 # The mean difference of log-probs that rounding explains.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}

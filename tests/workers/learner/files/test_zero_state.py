@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_policy import KL_COEF, LR, ragged_batch, train, weigh, weights
+from ragged_updates import KL_COEF, LR, ragged_batch, train, weigh, weights
 
 from rlsys.batching.packing import pack
 from rlsys.config.schema import Config

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from workers.learner.checkpoint_writer import CheckpointWriter, merge_results
-from workers.learner.tensor_files import TensorFiles, verify_hash, write_tensors
+from workers.learner.files.checkpoint_writer import CheckpointWriter, merge_results
+from workers.learner.files.tensor_files import TensorFiles, verify_hash, write_tensors
 
 TENSORS = {"step": torch.tensor(3.0), "a": torch.tensor([[-0.0, 1.5], [2.0, 1e-40]]), "none": torch.zeros(0, 4)}
 SHAPES = {"step": [], "a": [2, 2], "none": [0, 4]}

@@ -1,0 +1,1 @@
+"""Reads and writes weights, adapters and checkpoints, and divides them among ranks."""
