@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rlsys.models.families import family_of
+
 # What a chat template writes, and the parser that reads it. The first that fits is taken.
 TOOL_FORMATS = (
     (("<|channel|>", "<|call|>"), "openai"),
@@ -26,7 +28,6 @@ TOOL_FORMATS = (
     (("<|python_tag|>",), "llama3_json"),
     (("ipython", '"parameters": '), "llama3_json"),
 )
-TOOL_PARSERS_OF_TYPES = {"llama4": "llama4_pythonic", "granite": "granite", "granitemoehybrid": "granite4"}
 
 
 @dataclass(frozen=True)
@@ -73,33 +74,14 @@ CALL_ENDS: dict[str, str | Brackets] = {
     "inkling": "<|end_message|>",
     "internlm": "<|action_end|>",
 }
-REASONING_FORMATS = (
-    (("<|channel|>", "analysis"), "openai_gptoss"),
-    (("[THINK]",), "mistral"),
-    (("<seed:think>",), "seed_oss"),
-    (("<think>",), "deepseek_r1"),
-)
-REASONING_PARSERS_OF_TYPES = {
-    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe"), "qwen3"),
-    **dict.fromkeys(("glm4_moe", "glm4_moe_lite"), "glm45"),
-    "minimax_m2": "minimax_m2",
-}
 
 
 def suggest_tool_parser(model_config: dict[str, Any], chat_template: str) -> str:
     """Returns the name of the parser for a model's tool calls, or an empty text if its template shows no calls."""
-    named = TOOL_PARSERS_OF_TYPES.get(model_config.get("model_type", ""), "")
-    return named if named and "tool" in chat_template else match_format(TOOL_FORMATS, chat_template)
-
-
-def suggest_reasoning_parser(model_config: dict[str, Any], chat_template: str) -> str:
-    suggested = match_format(REASONING_FORMATS, chat_template)
-    named = REASONING_PARSERS_OF_TYPES.get(model_config.get("model_type", ""), "")
-    return named if named and suggested == "deepseek_r1" else suggested
-
-
-def match_format(formats: tuple[tuple[tuple[str, ...], str], ...], chat_template: str) -> str:
-    return next((parser for marks, parser in formats if all(mark in chat_template for mark in marks)), "")
+    named = family_of(model_config.get("model_type")).tool_parser
+    if named and "tool" in chat_template:
+        return named
+    return next((parser for marks, parser in TOOL_FORMATS if all(mark in chat_template for mark in marks)), "")
 
 
 def known_tool_parsers() -> list[str]:

@@ -3,13 +3,15 @@
 import re
 from dataclasses import replace
 
+from rlsys.models.families import family_of
 from rlsys.models.shapes import ModelShape
 
 
 def _shape(
     family: str, name: str, sizes: tuple[int, int, int, int, int, int, int], *, tied: bool, context: int
 ) -> ModelShape:
-    return ModelShape(name, family, *sizes, tied=tied, context=context, qkv_bias=family == "qwen2")
+    bias = family_of(family).attention_bias != "none"
+    return ModelShape(name, family, *sizes, tied=tied, context=context, qkv_bias=bias)
 
 
 # layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary

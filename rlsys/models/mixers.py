@@ -4,7 +4,6 @@ An engine keeps no keys and values of them. It keeps a state of a fixed size for
 coefficients that were fitted to what torch counts while transformers computes a mixer without other libraries.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +37,8 @@ class Mixer:
         return self.kept * width + self.state * (self.state_width or width)
 
 
-def gated_delta_net(s: dict[str, Any]) -> Mixer:
-    """Yang et al. 2024, arXiv 2412.06464, as Qwen3-Next and Qwen3.5 have it."""
+def gated_delta_net(s: dict[str, Any], fused: bool = False) -> Mixer:
+    """Yang et al. 2024, arXiv 2412.06464, as Qwen3.5 has it, or `fused`, as Qwen3-Next does."""
     hidden, kernel = int(s["hidden_size"]), int(s.get("linear_conv_kernel_dim", 4))
     key_heads, value_heads = int(s.get("linear_num_key_heads", 16)), int(s.get("linear_num_value_heads", 32))
     key_dim, value_dim = int(s.get("linear_key_head_dim", 128)), int(s.get("linear_value_head_dim", 128))
@@ -47,7 +46,7 @@ def gated_delta_net(s: dict[str, Any]) -> Mixer:
     mixed, state = 2 * keys + values, values * key_dim
     inputs: Sizes = (
         (("in_proj_qkvz", hidden, mixed + values), ("in_proj_ba", hidden, 2 * value_heads))
-        if s["model_type"] == "qwen3_next"
+        if fused
         else (
             ("in_proj_qkv", hidden, mixed),
             ("in_proj_z", hidden, values),
@@ -71,11 +70,10 @@ def gated_delta_net(s: dict[str, Any]) -> Mixer:
     )
 
 
-def mamba2(s: dict[str, Any]) -> Mixer:
+def mamba2(s: dict[str, Any], falcon: bool = False) -> Mixer:
     """Dao and Gu 2024, arXiv 2405.21060, as Granite 4 and Falcon-H1 have it."""
     hidden, kernel = int(s["hidden_size"]), int(s.get("mamba_d_conv", 4))
     heads, groups, size = int(s["mamba_n_heads"]), int(s.get("mamba_n_groups", 1)), int(s["mamba_d_state"])
-    falcon = s["model_type"] == "falcon_h1"
     own_width = s.get("mamba_d_ssm", 1024) if falcon else None
     inner = int(own_width or s.get("mamba_expand", 2) * hidden)
     mixed = inner + 2 * groups * size
@@ -113,13 +111,3 @@ def short_convolution(s: dict[str, Any]) -> Mixer:
         state=0,
         saved_bytes={width: 6.0 * width * hidden for width in (2, 4)},
     )
-
-
-MIXERS: dict[str, Callable[[dict[str, Any]], Mixer]] = {
-    "qwen3_next": gated_delta_net,
-    "qwen3_5_text": gated_delta_net,
-    "qwen3_5_moe_text": gated_delta_net,
-    "lfm2": short_convolution,
-    "granitemoehybrid": mamba2,
-    "falcon_h1": mamba2,  # in each layer, beside attention
-}

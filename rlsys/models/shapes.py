@@ -3,16 +3,12 @@
 from dataclasses import dataclass
 
 from rlsys.forward.heads import heads_divide
+from rlsys.models.families import Family, family_of
 from rlsys.models.flops import FlopCounter
 from rlsys.models.latent import LatentAttention
-from rlsys.models.matrices import Matrix, gated_mlp
+from rlsys.models.matrices import Matrix
 from rlsys.models.mixers import Mixer
-
-# Normed are each head's queries and keys, or those of all heads together.
-NORMS_HEADS = ("qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text", "lfm2")
-NORMS_ALL_HEADS = ("olmo2", "olmo3")
-GATES_ATTENTION = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # by as many numbers as queries have
-GATES_SHARED_EXPERT = ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text")
+from rlsys.models.mlp import gated_mlp
 
 
 @dataclass(frozen=True)
@@ -52,6 +48,10 @@ class ModelShape:
     mixes_beside_attention: bool = False  # else in its place
 
     @property
+    def facts(self) -> Family:
+        return family_of(self.family)
+
+    @property
     def attention_layers(self) -> int:
         return self.layers if self.mixes_beside_attention else self.layers - self.mixer_layers
 
@@ -70,7 +70,7 @@ class ModelShape:
     @property
     def gated_query_width(self) -> int:
         """With the numbers that gate attention's output."""
-        return self.query_width * (1 + (self.family in GATES_ATTENTION))
+        return self.query_width * (1 + self.facts.gates_attention)
 
     @property
     def key_width(self) -> int:
@@ -91,12 +91,7 @@ class ModelShape:
 
     @property
     def has_qk_norm(self) -> bool:
-        return self.family in NORMS_HEADS
-
-    @property
-    def layer_norms(self) -> int:
-        """Norms of a layer's hidden states: before attention and MLP, or behind, or both."""
-        return 4 if self.family in ("gemma2", "gemma3_text") else 2
+        return self.facts.qk_norm == "each head"
 
     @property
     def active_intermediate(self) -> int:
@@ -117,37 +112,36 @@ class ModelShape:
         h, q, k, v, n = self.hidden, self.query_width, self.key_width, self.value_width, self.attention_layers
         if self.latent:
             return self.latent.matrices(h, self.heads, n)
-        output = Matrix("out_proj" if self.family == "lfm2" else "o_proj", q, h, n)
-        if self.family == "phi3":
-            return [Matrix("qkv_proj", h, q + k + v, n), output]
+        *inputs, output = self.facts.attention_names
+        widths = [self.gated_query_width, k, v]
+        if len(inputs) == 1:
+            widths = [sum(widths)]
         return [
-            Matrix("q_proj", h, self.gated_query_width, n),
-            Matrix("k_proj", h, k, n),
-            Matrix("v_proj", h, v, n),
-            output,
+            *(Matrix(name, h, width, n) for name, width in zip(inputs, widths, strict=True)),
+            Matrix(output, q, h, n),
         ]
 
     @property
     def mlp_matrices(self) -> list[Matrix]:
-        h, family = self.hidden, self.family
+        h, names = self.hidden, self.facts.mlp_names
         if not self.experts:
-            return gated_mlp(family, h, self.intermediate, self.layers)
-        matrices = gated_mlp(family, h, self.dense_intermediate, self.dense_layers) if self.dense_layers else []
+            return gated_mlp(names, h, self.intermediate, self.layers)
+        matrices = gated_mlp(names, h, self.dense_intermediate, self.dense_layers) if self.dense_layers else []
         if self.shared_intermediate:
-            matrices += gated_mlp(family, h, self.shared_intermediate, self.expert_layers)
-        if self.shared_intermediate and family in GATES_SHARED_EXPERT:
+            matrices += gated_mlp(names, h, self.shared_intermediate, self.expert_layers)
+        if self.shared_intermediate and self.facts.gates_shared_expert:
             matrices.append(Matrix("shared_expert_gate", h, 1, self.expert_layers))
         return matrices
 
     @property
     def expert_parameters(self) -> int:
         """Parameters of one expert."""
-        biases = 2 * self.intermediate + self.hidden if self.family == "gpt_oss" else 0
+        biases = 2 * self.intermediate + self.hidden if self.facts.biased_experts else 0
         return 3 * self.hidden * self.intermediate + biases
 
     @property
     def router_parameters(self) -> int:
-        return self.experts * (self.hidden + (self.family == "gpt_oss"))
+        return self.experts * (self.hidden + self.facts.biased_experts)
 
     @property
     def attention_vectors(self) -> int:
@@ -156,13 +150,13 @@ class ModelShape:
             biases = (self.latent.query_rank + self.latent.cached) * self.qkv_bias
             return biases + self.hidden * self.output_bias + self.latent.norms
         norms = 2 * self.head_dim * self.has_qk_norm
-        norms += (self.query_width + self.key_width) * (self.family in NORMS_ALL_HEADS)
+        norms += (self.query_width + self.key_width) * (self.facts.qk_norm == "all heads")
         biases = (self.gated_query_width + self.key_width + self.value_width) * self.qkv_bias
         return norms + biases + self.hidden * self.output_bias + self.heads * self.sinks
 
     @property
     def parameters_of_layers(self) -> int:
-        norms = self.layers * self.layer_norms * self.hidden
+        norms = self.layers * self.facts.layer_norms * self.hidden
         vectors = self.attention_layers * self.attention_vectors
         vectors += self.mixer_layers * self.mixer.others if self.mixer else 0
         vectors += self.layers * (2 * self.intermediate + self.hidden) * self.mlp_bias

@@ -5,36 +5,13 @@
 
 from typing import Any
 
-# Their routers draw experts while they are trained. Without the noise, which is off in rlsys, they weigh experts otherwise.
-DRAW_EXPERTS = ("phimoe",)
+from rlsys.models.families import Family, family_of
+
 # A model with one of these takes images or sound too. Older ones have the options of the text outside.
 PARTS = ("text_config", "vision_config", "audio_config", "thinker_config", "llm_config")
-NOT_IN_VLLM = ("bamba", "minimax")  # vLLM has no class for these, and cannot run them by transformers
-MAMBA1 = "it has no kernel for Mamba of the first generation"
-# model_type → why vLLM's CPU build cannot run it.
-NOT_ON_CPU = {
-    **dict.fromkeys(("mamba", "falcon_mamba", "jamba"), MAMBA1),
-    **dict.fromkeys(
-        ("qwen3_5_text", "qwen3_5_moe_text"), "it wants torchvision for this family, which is not installed"
-    ),
-    "qwen3_next": "its linear attention takes bfloat16 only, and computes otherwise than the policy",
-    "kimi_linear": "its linear attention has kernels of GPUs only",
-    "gpt_oss": "it does not take new experts in a sync",
-    "mimo_v2_flash": "it does not read the config.json that transformers writes",
-}
-# model_type → what vLLM holds otherwise than it was sent, so that `sync.verify` cannot compare it.
-UNVERIFIED = {
-    **dict.fromkeys(
-        ("granitemoehybrid", "falcon_h1", "nemotron_h", "zamba2", "mamba2", "mamba", "falcon_mamba", "jamba"),
-        "keeps numbers of Mamba in a form of its own",
-    ),
-    "llama4_text": "reorders the rows of queries and keys",
-    "longcat_flash": "scales the weights of norms",
-}
 # What the attention of vLLM's CPU build computes: numbers in a head, and in what latent attention keeps of a token.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 CPU_LATENT_SIZES: tuple[int, ...] = (576,)
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 HEAD_SIZES = ("head_dim", "global_head_dim", "swa_head_dim")  # of all layers, or of some
 
 
@@ -43,16 +20,16 @@ def model_problem(settings: dict[str, Any], device: str, verify: bool) -> str:
 
     `verify`: sync.verify.
     """
-    family = str(settings.get("model_type"))
+    family = family_of(settings.get("model_type"))
     if problem := architecture_problem(settings):
         return problem
-    if family in NOT_IN_VLLM:
-        return f"vLLM has no class for {family} models. Use another model."
+    if not family.in_vllm:
+        return f"vLLM has no class for {family.name} models. Use another model."
     if device == "cpu" and (problem := cpu_problem(settings, family)):
         return f"{problem}. Use another model, or cluster.device=gpu."
-    if family in UNVERIFIED and verify:
+    if family.unverified and verify:
         return (
-            f"vLLM {UNVERIFIED[family]}, which sync.verify cannot compare for {family} models. Use sync.verify=false, or "
+            f"vLLM {family.unverified}, which sync.verify cannot compare for {family.name} models. Use sync.verify=false, or "
             "another model."
         )
     return ""
@@ -63,7 +40,7 @@ def architecture_problem(settings: dict[str, Any]) -> str:
 
     Models that take images or sound have another class in the engines, with other names of weights.
     """
-    if settings.get("model_type") in DRAW_EXPERTS:
+    if family_of(settings.get("model_type")).draws_experts:
         return (
             f"{settings['model_type']} models draw experts at random while they are trained, and rlsys computes a model in "
             "training as in sampling. Use another model."
@@ -93,10 +70,10 @@ def has_more_than_text(settings: dict[str, Any]) -> bool:
     return any(isinstance(settings.get(part), dict) for part in PARTS)
 
 
-def cpu_problem(s: dict[str, Any], family: str) -> str:
-    if family in NOT_ON_CPU:
-        return f"vLLM's CPU build cannot run {family} models: {NOT_ON_CPU[family]}"
-    if family in LATENT and s.get("kv_lora_rank"):
+def cpu_problem(s: dict[str, Any], family: Family) -> str:
+    if family.cpu_problem:
+        return f"vLLM's CPU build cannot run {family.name} models: {family.cpu_problem}"
+    if family.cpu_latent and s.get("kv_lora_rank"):
         sizes, known = [int(s["kv_lora_rank"]) + int(s.get("qk_rope_head_dim") or 0)], CPU_LATENT_SIZES
         what = "latent attention with {} numbers of a token (kv_lora_rank + qk_rope_head_dim) does"
     else:

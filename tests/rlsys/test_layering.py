@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 ROOMS = {
     "rlsys": [
         *("errors", "types", "text", "seeds", "threads", "interfaces", "config", "tasks", "sandbox", "rewards"),
-        *("data", "episodes", "runs", "tracking"),
-        *("algorithms", "batching", "forward", "models", "sampling", "pipeline", "evaluation", "agreement", "updates"),
+        *("data", "runs", "tracking", "algorithms", "batching", "forward", "models", "episodes"),
+        *("sampling", "pipeline", "evaluation", "agreement", "updates"),
         *("metrics", "trainer", "checks"),
     ],
     "workers": ["fleet", "start", "processes", "sync", "cpu", "reward", "rollout", "episodes", "learner"],

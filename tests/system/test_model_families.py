@@ -15,7 +15,7 @@ from killing import LIGHT, ROOT, Run, running
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rlsys.models.support import NOT_IN_VLLM, NOT_ON_CPU, UNVERIFIED
+from rlsys.models.families import family_of
 from rlsys.tasks.zigzag import make_tokenizer
 
 sys.path.insert(0, str(ROOT / "tests" / "workers" / "rollout"))
@@ -33,7 +33,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"moe_intermediate_size": 32},  # the same without groups of experts; vLLM names it otherwise
 }
 LLAMA4 = {"attention_chunk_size": 8192}  # as long as a pack may be
-OTHERS = ["llama4_text", *(name for name in ALL if name not in {*SPECIAL, *NOT_ON_CPU, *NOT_IN_VLLM})]
+OTHERS = ["llama4_text", *(name for name in ALL if name not in SPECIAL and family_of(name).runs_on_cpu)]
 FEW = [
     "deepseek_v3",
     "nemotron_h",
@@ -73,7 +73,7 @@ def test_engines_agree_with_the_policy_and_the_checkpoint_loads(
         f"reward.functions={{{Path(__file__).parent}/own_reward.py:closeness: 1.0}}",  # which any model earns a part of
     ]
     options += ["policy.lr_schedule=constant", "policy.warmup_updates=0"]
-    options += ["sync.verify=false"] if family in UNVERIFIED else []
+    options += ["sync.verify=false"] if family_of(family).unverified else []
     with running(tmp_path / "run", *LIGHT, *options, environment=environment) as run:
         assert run.wait() == 0, run.text()
     assert [line["step"] for line in run.lines()] == [0, 1, 2]

@@ -7,6 +7,7 @@ from typing import Any
 from rlsys.config.derived import DEFAULT_BATCHED_TOKENS, max_batched_tokens, runs_eagerly
 from rlsys.config.schema import Config
 from rlsys.models.cache_blocks import cache_blocks
+from rlsys.models.families import family_of
 from rlsys.models.lookup import known_model_shape
 from workers.start.gpu_environment import shared_gpu_environment
 
@@ -124,17 +125,11 @@ def sequences_with_room(config: Config, model: str) -> int:
 
 
 def unstated_options(model: str) -> dict[str, Any]:
-    """What vLLM has to know of a model and a config.json that transformers wrote does not say."""
+    """Returns what vLLM needs to know of a model, and transformers does not write into its config.json."""
     file = Path(model) / "config.json"
     stated = json.loads(file.read_text()) if file.exists() else {}
-    hidden = stated.get("hidden_size")
-    options: dict[str, dict[str, Any]] = {
-        # It routes to experts in one way in transformers; in vLLM it does if its configuration says so.
-        "deepseek_v3": {"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-        "lfm2": {"conv_dim": hidden, "block_dim": hidden},
-        "minimax_m2": {"scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": stated.get("head_dim")},
-    }
-    return {n: v for n, v in options.get(stated.get("model_type", ""), {}).items() if n not in stated}
+    options = family_of(stated.get("model_type")).engine_options(stated)
+    return {name: value for name, value in options.items() if name not in stated}
 
 
 def cpu_arguments(config: Config) -> dict[str, Any]:

@@ -5,14 +5,9 @@ from dataclasses import dataclass
 
 from launch.tools.estimates.memory import WIDTH, Parts, SequenceLengths
 from rlsys.config.schema import Config
-from rlsys.models.shapes import GATES_SHARED_EXPERT, NORMS_ALL_HEADS, ModelShape
+from rlsys.models.shapes import ModelShape
 
 PADDING_FACTOR = 1.1  # cells of attention's blocks over the tokens in them
-# Norms of these multiply with their weights before they round.
-WEIGHS_IN_FLOAT32 = (
-    *("gemma", "gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss"),
-    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-)
 # On CPU the allocator keeps freed pieces: memory held over memory in use. Measured; with ZeRO 3 it keeps more, compiled
 # layers allocate fewer pieces.
 MALLOC, MALLOC_ZERO_3, MALLOC_COMPILED = 1.75, 2.0, 1.35
@@ -110,7 +105,7 @@ class LayerActivations:
             kept += 3 * width * q
         if self.compiled:
             return kept + width * (q + m.key_width) * m.has_qk_norm
-        normed = (q + m.key_width) * (m.has_qk_norm or m.family in NORMS_ALL_HEADS)
+        normed = (q + m.key_width) * (m.facts.qk_norm != "none")
         return kept + norm_bytes(m, width) * normed
 
     @property
@@ -125,11 +120,11 @@ class LayerActivations:
     def experts(self) -> float:
         """Each expert has its own inputs and outputs. GPT-OSS clamps and shifts what it multiplies."""
         m = self.model
-        products = 7 if m.family == "gpt_oss" else 3 if self.compiled else 4
+        products = 7 if m.facts.biased_experts else 3 if self.compiled else 4
         copies = 2 * m.active_experts * m.hidden
-        gate = m.hidden * (m.family in GATES_SHARED_EXPERT)
+        gate = m.hidden * m.facts.gates_shared_expert
         kept = self.width * (copies + products * m.active_experts * m.intermediate + 4 * m.shared_intermediate + gate)
-        routes_in_float32 = self.width == 2 and m.family == "deepseek_v3"
+        routes_in_float32 = self.width == 2 and m.facts.routes_in_float32
         return kept + 8 * m.experts + 4 * m.hidden * routes_in_float32
 
     @property
@@ -138,12 +133,12 @@ class LayerActivations:
         m = self.model
         if self.compiled:
             return self.width * 4.0 * m.hidden
-        return self.width * 2 * m.hidden + norm_bytes(m, self.width) * m.layer_norms * m.hidden
+        return self.width * 2 * m.hidden + norm_bytes(m, self.width) * m.facts.layer_norms * m.hidden
 
 
 def norm_bytes(model: ModelShape, width: int) -> int:
     """Bytes that a norm keeps of a number: itself in float32, and normalized, in float32 for a weight that is."""
-    weighs_in_float32 = width == 4 or model.family in WEIGHS_IN_FLOAT32
+    weighs_in_float32 = width == 4 or model.facts.float32_norms
     return 4 + (4 if weighs_in_float32 else width)
 
 

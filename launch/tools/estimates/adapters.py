@@ -34,7 +34,7 @@ def sync_tensors(c: Config, model: ModelShape) -> int:
     """How many tensors a sync sends. Each expert has its own."""
     if c.sync.what == "adapter":
         return 2 * sum(matrix.layers for matrix in adapted_matrices(c, model))
-    norms = model.layers * (model.layer_norms + 2 * model.has_qk_norm) + 1
+    norms = model.layers * (model.facts.layer_norms + 2 * model.has_qk_norm) + 1
     biases = model.attention_layers * (3 * model.qkv_bias + model.output_bias)
     experts = model.expert_layers * (3 * model.experts + 1)
     return sum(matrix.layers for matrix in model.linear_layers) + norms + biases + experts + 2 - model.tied

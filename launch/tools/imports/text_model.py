@@ -12,15 +12,9 @@ from typing import Any
 
 from launch.tools.imports.trained_directory import load_tokenizer, load_whole, one_line, require_space
 from rlsys.errors import ConfigError
+from rlsys.models.families import family_of
 from rlsys.models.support import has_more_than_text, model_problem, quantization
 
-# Without images, these compute what the models of text compute; transformers has no class for them alone.
-SAME_ON_TEXT = {
-    "qwen2_vl_text": "qwen2",
-    "qwen2_5_vl_text": "qwen2",
-    "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe_text": "qwen3_moe",
-}
 OF_IMAGES = ("mrope_section", "mrope_interleaved", "type")  # how these would turn positions in images
 NORMALIZES = "norm_topk_prob"  # Qwen3-VL's routers always do; Qwen3's when told
 BESIDE_WEIGHTS = (
@@ -166,7 +160,7 @@ def text_config(whole: Any) -> Any:
     inner, outer = whole.config.get_text_config(), whole.config.to_diff_dict()
     settings = inner.to_dict() | {n: outer[n] for n in ("bos_token_id", "eos_token_id", "pad_token_id") if n in outer}
     settings["tie_word_embeddings"] = whole.get_output_embeddings().weight is whole.get_input_embeddings().weight
-    kind = SAME_ON_TEXT.get(inner.model_type, inner.model_type)
+    kind = family_of(inner.model_type).same_text_as or inner.model_type
     if kind != inner.model_type:
         if rope := settings.get("rope_parameters"):
             settings["rope_parameters"] = {name: value for name, value in rope.items() if name not in OF_IMAGES}

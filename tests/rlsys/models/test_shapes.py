@@ -8,7 +8,8 @@ from models.small_families import COMMON, FAMILIES, build_without_weights, small
 
 from rlsys.batching.balance import DEFAULT_PAIRS_PER_TOKEN
 from rlsys.errors import ConfigError
-from rlsys.models.config_json import KNOWN_FAMILIES, context_from_config, parse_config
+from rlsys.models.config_json import context_from_config, parse_config
+from rlsys.models.families import KNOWN
 from rlsys.models.known_shapes import BUILTIN_MODELS, KNOWN_SHAPES, look_up_shape
 from rlsys.models.lookup import model_shape, pairs_per_token
 from rlsys.tasks import zigzag
@@ -29,7 +30,7 @@ def test_as_many_parameters_as_transformers_builds(family, more, tied):
 
 
 def test_every_known_family_is_compared():
-    assert {family for family, _ in FAMILIES} == set(KNOWN_FAMILIES)
+    assert {family for family, _ in FAMILIES} == {family.name for family in KNOWN}
 
 
 @every_family
@@ -196,3 +197,11 @@ def test_an_unknown_architecture_is_refused(tmp_path):
 
 def test_every_known_model_is_found_by_its_name():
     assert all(look_up_shape(model.name) == model for model in KNOWN_SHAPES.values())
+
+
+def test_a_model_without_dense_layers_need_not_state_their_width():
+    """As Qwen3.5's models with experts do not."""
+    config = small_config("qwen3_5_moe_text", dict(FAMILIES)["qwen3_5_moe_text"])
+    settings = {name: value for name, value in config.to_dict().items() if name != "intermediate_size"}
+    parameters = sum(p.numel() for p in build_without_weights(config).parameters())
+    assert parse_config("it", settings).parameters == parameters

@@ -7,8 +7,9 @@ from call_formats import MARKERS, WRITERS, Call, plain
 from chat_families import byte_level_tokenizer
 
 from rlsys.episodes.calls import CUT, UNREADABLE
-from rlsys.episodes.formats import CALL_ENDS, TOOL_FORMATS, TOOL_PARSERS_OF_TYPES, Brackets
+from rlsys.episodes.formats import CALL_ENDS, TOOL_FORMATS, Brackets
 from rlsys.episodes.parsing import ReplyParser
+from rlsys.models.families import FAMILIES
 from workers.rollout.reply_formats import make_reply_parser
 
 PROPERTIES = {
@@ -42,7 +43,7 @@ TEXTS = (
     *("It's [ open", 'He said "no', "a { b 'c", "[x] {y} (z) ", "f(x) (", "```python\nd = {'a': [1]}\n```\n", "It's "),
     *("[ARGS", "\\\\", 'say \\" and [', "{{", "]]}", "1) [one\n2) {two\n"),
 )
-SUGGESTED = {name for _, name in TOOL_FORMATS} | set(TOOL_PARSERS_OF_TYPES.values())
+SUGGESTED = {name for _, name in TOOL_FORMATS} | {family.tool_parser for family in FAMILIES.values()} - {""}
 
 
 @cache

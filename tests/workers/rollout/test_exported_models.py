@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from launch.tools.export import export
-from rlsys.models.support import NOT_IN_VLLM, NOT_ON_CPU
+from rlsys.models.families import family_of
 
 # Each model is trained for one update with ZeRO 3, and written as a checkpoint's model, in several files.
 TRAIN_EACH = """
@@ -61,7 +61,7 @@ TRIED = FAMILIES + (MORE if "RLSYS_ALL_FAMILIES" in os.environ else ())
 IN_ENGINES = [
     name
     for name in (TRIED if "RLSYS_ALL_FAMILIES" in os.environ else ("qwen3_moe",))
-    if name not in NOT_IN_VLLM and (name not in NOT_ON_CPU or name == "gpt_oss")  # its files load, a sync does not
+    if family_of(name).runs_on_cpu or name == "gpt_oss"  # its files load, a sync does not
 ]
 
 

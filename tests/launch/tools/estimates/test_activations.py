@@ -20,7 +20,7 @@ from rlsys.config.schema import (
 from rlsys.forward import attention, flex
 from rlsys.forward.decoder import run_decoder
 from rlsys.forward.logprobs import PackedLogprobs
-from rlsys.models.config_json import KNOWN_FAMILIES
+from rlsys.models.families import KNOWN
 from workers.learner.files.loading import compile_layers
 
 
@@ -41,7 +41,7 @@ def saved_bytes(lm, packed) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("family", "mixing"), [(f, kind) for f in KNOWN_FAMILIES for kind in kinds_of_layers(f)])
+@pytest.mark.parametrize(("family", "mixing"), [(f.name, kind) for f in KNOWN for kind in kinds_of_layers(f.name)])
 def test_a_layers_saved_bytes_per_token_equal_those_torch_counts(family, mixing, dtype, monkeypatch):
     monkeypatch.setattr(activations, "PADDING_FACTOR", 1.0)  # all sequences are equally long
     batch = make_batch([0.0] * 2, [0, 1], [64] * 2, [193] * 2)  # of 256 tokens, which mixers need not fill up

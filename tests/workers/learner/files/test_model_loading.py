@@ -15,7 +15,7 @@ from rlsys.errors import ConfigError
 from rlsys.forward.attention import PACKED_ATTENTION
 from rlsys.forward.logprobs import PackedLogprobs
 from rlsys.forward.unpackable import LAYER_ERRORS, refusing_unpackable
-from rlsys.models.support import DRAW_EXPERTS
+from rlsys.models.families import family_of
 from workers.learner.files import loading
 from workers.learner.files.loading import load_causal_lm, load_packed, offload_layer_inputs
 from workers.learner.proofs.at_start import prove_logprobs
@@ -57,12 +57,12 @@ def test_a_model_with_noise_of_its_own_computes_the_same_while_it_is_trained(
     assert torch.equal(packed.train()(single)[0], packed.eval()(single)[0])
 
 
-@pytest.mark.parametrize("family", ["mixtral", "minimax", "minimax_m2", *DRAW_EXPERTS])
+@pytest.mark.parametrize("family", ["mixtral", "minimax", "minimax_m2", "phimoe"])
 def test_noise_of_routers_is_none_in_sampling_except_in_families_that_are_refused(family: str) -> None:
     noisy, quiet = (build_family(family, router_jitter_noise=noise, sliding_window=None) for noise in (0.1, 0.0))
     tokens = torch.arange(3, 60)[None]
     same = torch.equal(noisy(input_ids=tokens).logits, quiet(input_ids=tokens).logits)
-    assert same == (family not in DRAW_EXPERTS)
+    assert same == (not family_of(family).draws_experts)
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16"])
