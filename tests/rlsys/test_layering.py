@@ -200,8 +200,7 @@ def test_the_algorithm_knows_no_cluster(file):
 
 @pytest.mark.parametrize("file", files("workers"))
 def test_workers_reach_ray_through_one_file(file):
-    others = ("workers/reward/pool.py", "workers/reward/dispatch.py", "workers/episodes/pool.py")
-    assert "ray" not in imported(file) or file == "workers/fleet/ray_cluster.py" or file in others
+    assert "ray" not in imported(file) or file == "workers/fleet/ray_cluster.py"
 
 
 def test_the_command_line_is_light_until_the_configuration_is_known_to_be_good():

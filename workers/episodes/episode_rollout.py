@@ -97,7 +97,7 @@ class EpisodeRollout:
         """Yields samples as they finish. All episodes begin at once; engines take their turns as they have room."""
         self.stopping, self.finished, self.sampled = False, [], set()
         generation = self.engines.begin([r for r in requests if r.prompt is None], self.wait_s)
-        self.pool.wake = generation.wake
+        self.pool.on_arrival(generation.wake)
         self.next_exchange = 0.0
         try:
             for r in requests:

@@ -52,6 +52,7 @@ class WorkPool(Generic[Key, Item]):
         self.timers: dict[str, StallTimer] = {name: watchdog.start_timer() for name in workers.actors}
         self.actors: dict[str, Actor] = {}  # that hold the items; another thread may have replaced one since
         self.inbox = watchdog.threads.queue()
+        self.on_arrival: Callable[[], None] = lambda: None  # called on any thread
 
     @property
     def busy(self) -> list[str]:
@@ -80,12 +81,17 @@ class WorkPool(Generic[Key, Item]):
         line = Line[Key](worker, self.give(worker, items or {}), dict.fromkeys(items or ()))
         call = self.watchdog.cluster.stream if stream else self.watchdog.cluster.ask
         try:
-            call(line.actor, method, *arguments, receive=lambda news: self.inbox.put((line, news)))
+            call(line.actor, method, *arguments, receive=lambda news: self.receive(line, news))
         except Exception:
             for key in line.missing:
                 del self.held[worker][key]
             raise
         return line
+
+    def receive(self, line: Line[Key], news: Any) -> None:
+        """Runs on any thread."""
+        self.inbox.put((line, news))
+        self.on_arrival()
 
     def wake(self) -> None:
         """Has `poll` return at once. Any thread may call it."""
@@ -111,6 +117,8 @@ class WorkPool(Generic[Key, Item]):
                 self.timers[line.worker].reset()
                 if isinstance(news, CallFailed):
                     news = explain_failure(news, line.worker, self.doing, self.watchdog.logs)
+                elif not isinstance(news, Exception):
+                    self.lost_in_a_row[line.worker] = 0
                 return line, news
 
     def find_stalled(self) -> tuple[Line[Key], Exception] | None:
@@ -126,7 +134,6 @@ class WorkPool(Generic[Key, Item]):
         if key not in line.missing:
             return None
         del line.missing[key]
-        self.lost_in_a_row[line.worker] = 0
         return self.held[line.worker].pop(key)
 
     def lose(self, worker: str) -> dict[Key, Item]:

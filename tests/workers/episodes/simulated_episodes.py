@@ -10,16 +10,18 @@ import queue
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from rlsys.errors import WorkerLost
 from rlsys.types import Request, Sample, join_partial
 from workers.episodes.messages import Event
 from workers.episodes.pool import EpisodePool
 from workers.episodes.runner import EpisodeRunner
+from workers.fleet.cluster import CallFailed, Receive
+from workers.fleet.watchdog import Watchdog
 
 Seen = list[tuple[list[int], list[int]]]  # an observation, and the turn after it
 MAX_TURNS, MAX_ROUNDS = 6, 20_000
@@ -35,7 +37,11 @@ class World:
         self.sampled: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()  # all before a turn, and the turn
         self.faults = self.rng.randint(0, 5)
         self.engines = Engines(self)
-        self.pool = Pool(self, self.rng.randint(1, 2))
+        self.pool = make_pool(self.rng.randint(1, 2), self.spawn)
+
+    def spawn(self, name: str) -> "Worker":
+        self.workers[name] = Worker(self, name)
+        return self.workers[name]
 
     def advance(self) -> None:
         """Lets one thing happen, of all that may."""
@@ -53,37 +59,40 @@ class World:
                 worker.receive()
 
 
-class Pool(EpisodePool):
+def quiet_watchdog() -> Watchdog:
+    return Watchdog(Path("/nonexistent"), note=lambda text: None, cluster=ObjectCluster())  # type: ignore[arg-type]
+
+
+class ObjectCluster:
+    """Actors are objects: `events` has what receives an actor's events, and `inbox` what the driver has sent."""
+
+    def stream(self, actor: Any, method: str, receive: Receive) -> None:
+        actor.events = receive
+
+    def tell(self, actor: Any, method: str, commands: bytes) -> None:
+        actor.inbox.append(commands)
+
+    def kill(self, actor: Any) -> None: ...
+
+
+def make_pool(count: int, spawn: Callable[[str], Any]) -> EpisodePool:
     """The real pool, with simulated actors."""
-
-    def __init__(self, world: World, count: int):
-        names = [f"episode-{i}" for i in range(count)]
-        world.workers = {name: Worker(world, self, name) for name in names}
-
-        def replace(lost: dict[str, WorkerLost], _: Any) -> None:
-            for name in lost:
-                world.workers[name] = Worker(world, self, name)
-
-        self.workers = SimpleNamespace(actors=world.workers, replace=replace)  # type: ignore[assignment]
-        self.playing = {name: {} for name in names}
-        self.worker_of, self.waiting = {}, {name: set() for name in names}
-        self.outbox = {name: [] for name in names}
-        self.timers = {name: SimpleNamespace(reset=lambda: None, expired=lambda: 0.0) for name in names}  # type: ignore[misc]
-        self.arrivals = queue.SimpleQueue()
-        self.wake = lambda: None
-
-    def read_events(self, name: str, actor: Any) -> None:
-        pass  # workers put them into `arrivals` themselves
+    config: Any = SimpleNamespace(episode=SimpleNamespace(workers=count))
+    pool = EpisodePool(config, spawn, quiet_watchdog())
+    for name in pool.workers.actors:
+        pool.pool.open(name, "events", stream=True)
+    return pool
 
 
 class Worker:
     """An actor around a runner. What the driver sends arrives later, in order."""
 
-    def __init__(self, world: World, pool: Pool, name: str):
-        self.world, self.pool, self.name = world, pool, name
+    events: Receive
+
+    def __init__(self, world: World, name: str):
+        self.world, self.name = world, name
         self.inbox: deque[bytes] = deque()
         self.runner = Runner(world)
-        self.send = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self.inbox.append))
 
     def receive(self) -> None:
         if self.inbox:
@@ -97,7 +106,7 @@ class Worker:
         while not self.runner.events_queue.empty():
             events.append(self.runner.events_queue.get())  # type: ignore[arg-type]
         if events:
-            self.pool.arrivals.put((self.name, self, pickle.loads(pickle.dumps(events))))
+            self.events(pickle.dumps(events))
 
     def crash(self) -> None:
         self.runner.replace_process("crash")
@@ -115,7 +124,7 @@ class Worker:
             self.runner.send_work()
 
     def die(self) -> None:
-        self.pool.arrivals.put((self.name, self, WorkerLost(f"{self.name} died")))
+        self.events(CallFailed(f"{self.name} died"))
 
 
 class Runner(EpisodeRunner):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from simulated_episodes import quiet_watchdog
 
 from rlsys.config.schema import Config
 from rlsys.types import Episode, Prompt, Request, Sample
@@ -187,9 +188,8 @@ def test_a_half_written_turn_is_no_beginning_of_an_earlier_one() -> None:
 def test_an_error_is_not_hidden_by_episodes_that_have_ended_meanwhile() -> None:
     class Pool(EpisodePool):
         def __init__(self) -> None:
-            self.playing, self.worker_of = {"episode-0": {}}, {}  # type: ignore[var-annotated]
-            self.waiting, self.outbox = {"episode-0": set()}, {"episode-0": []}
-            self.timers = {"episode-0": SimpleNamespace(reset=lambda: None)}  # type: ignore[dict-item]
+            config: Any = SimpleNamespace(episode=SimpleNamespace(workers=1))
+            super().__init__(config, lambda name: name, quiet_watchdog())
 
         def poll(self) -> list[Any]:
             ends = [Ended(number, "stop", Episode(None, [], []), 0) for number in (1, 2)]

@@ -41,8 +41,6 @@ class Engine:
 class Pool:
     """Each episode asks for its first turn as soon as it begins."""
 
-    wake: Any = None
-
     def __init__(self) -> None:
         self.asks: list[Asked] = []
 
@@ -54,6 +52,7 @@ class Pool:
         return asks
 
     def flush(self) -> None: ...
+    def on_arrival(self, wake: Any) -> None: ...
     def drop(self, number: int) -> None: ...
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from simulated_episodes import quiet_watchdog
 from test_runner import runner, settings
 
 from rlsys.algorithms.turns import turn_rows
@@ -56,10 +57,9 @@ class RunnerPool(EpisodePool):
     """The pool's own book-keeping, around a runner in this process."""
 
     def __init__(self, episodes: EpisodeRunner):
-        self.episodes, name = episodes, "episode-0"
-        self.playing, self.worker_of, self.waiting, self.outbox = {name: {}}, {}, {name: set()}, {name: []}
-        self.timers = {name: SimpleNamespace(reset=lambda: None)}  # type: ignore[dict-item]
-        self.wake = lambda: None
+        self.episodes = episodes
+        config: Any = SimpleNamespace(episode=SimpleNamespace(workers=1))
+        super().__init__(config, lambda name: name, quiet_watchdog())
 
     def flush(self) -> None:
         self.episodes.send(pickle.loads(pickle.dumps(self.outbox["episode-0"])))
