@@ -160,7 +160,7 @@ def test_a_worker_that_never_answers_ends_the_wait_after_three_times(
     began = time.monotonic()
     with pytest.raises(WorkerLost, match="judging samples: reward-0 stalled"):
         judge(started, ["x"], tmp_path)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert events == ["stall", "replaced", "stall", "replaced", "stall"]
 
 
