@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from aiming import aim
-from killing import EPISODES, LIGHT, STEPS, Run, require_equal, running, tidy
+from killing import EPISODES, LIGHT, STEPS, Run, outcome, require_equal, running, tidy
 from test_survival import PATIENCE, stop
 from transformers import AutoModelForCausalLM
 
@@ -101,29 +101,27 @@ def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
     require_equal(played, tmp_path / "run")
 
 
-def test_an_episode_of_one_turn_is_a_single_answer(environment: dict[str, str], tmp_path: Path) -> None:
-    """The same tokens with the same seeds, and from equal rewards the same weights."""
-    common = [*STEPS, *LIGHT, "trainer.steps=2", "checkpoint.every=0", "eval.every=0", "run.seed=3"]
-    own = "async def play(row, ask):\n    reply = await ask(row['prompt'])\n    return float('1' in reply.text)\n"
-    own += "def reward(completion):\n    return float('1' in completion)\n"
+def test_an_episode_of_one_turn_is_a_single_answer(
+    environment: dict[str, str], undisturbed: Path, tmp_path: Path
+) -> None:
+    """The same tokens with the same seeds, and from equal rewards the same weights, in each of ten steps."""
+    own = "from rlsys.rewards.functions import zigzag\n\nasync def play(row, ask):\n    reply = await ask(row['prompt'])\n"
+    own += "    return zigzag(row['prompt'], reply.text, reply.finish)\n"
     (tmp_path / "own.py").write_text(own)
-    ways = {
-        "answers": [f"reward.functions={{{tmp_path}/own.py:reward: 1.0}}"],
-        "episodes": [f"episode={{play: '{tmp_path}/own.py:play', window: 64}}", "reward.functions={}"],
-    }
-    for name, options in ways.items():
-        run = Run(tmp_path / name, *common, *options, environment=environment).start()
-        assert run.wait() == 0, run.text()
-    tokens = [
-        {
-            (s["uid"].partition(":")[2], s["index"]): (s["tokens"], s["rollout_logprobs"])
-            for s in samples(tmp_path / name, step)
-        }
-        for name in ways
-        for step in ["step-000002"]
-    ]
-    assert len(tokens[0]) == 8 * 16
-    assert tokens[0] == tokens[1]
+    options = [f"episode={{play: '{tmp_path}/own.py:play', window: 64}}", "reward.functions={}"]
+    run = Run(tmp_path / "run", *STEPS, *options, environment=environment).start()
+    assert run.wait() == 0, run.text()
+    for step in range(1, 11):
+        answers, episodes = (
+            {
+                (s["uid"].partition(":")[2], s["index"]): (s["tokens"], s["rollout_logprobs"], s["reward"])
+                for s in samples(path, f"step-{step:06d}")
+            }
+            for path in (undisturbed, run.path)
+        )
+        assert len(answers) == 8 * 16
+        assert episodes == answers, f"step {step}"
+    assert outcome(run.path)["weights"] == outcome(undisturbed)["weights"]
 
 
 @pytest.mark.parametrize("demo", ["guess_cpu", "calculator_cpu"])
@@ -156,7 +154,7 @@ def test_the_demos_play_episodes(environment: dict[str, str], tmp_path: Path, de
 
 
 def test_episodes_go_on_over_steps_and_syncs(environment: dict[str, str], tmp_path: Path) -> None:
-    """In flight, over-sampled, with dynamic sampling in another run: every step trains on whole episodes."""
+    """In flight and over-sampled: every step trains on whole episodes."""
     options = ["pipeline.max_lag=2", "rollout.oversample=0.5", "pipeline.in_flight=true"]
     run = Run(tmp_path / "run", *PLAYED, *options, *LIGHT, environment=environment).start()
     assert run.wait() == 0, run.text()
