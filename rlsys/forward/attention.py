@@ -6,9 +6,8 @@ the prompt and their own; the prompt itself is computed once. `ATTENTION` names 
 Models may ask for a sliding window, a soft cap or sinks. What is not computed here is refused by name.
 """
 
-import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from rlsys.errors import ConfigError
 from rlsys.forward.block_attention import (
     BlockKernel,
     ExactAttention,
@@ -24,10 +24,11 @@ from rlsys.forward.block_attention import (
     block_attention,
     is_windowed,
 )
+from rlsys.forward.context import PackContext
 from rlsys.forward.flash import can_flash, flash_attention
 from rlsys.forward.flex import attend_by_flex, can_flex
+from rlsys.forward.heads import sequence_parallel_problem
 from rlsys.forward.layout import Layout
-from rlsys.forward.sequence_parallel import exchange_heads
 
 PACKED_ATTENTION = "rlsys_packed"
 EXACT_PACKED_ATTENTION = "rlsys_packed_exact"  # computes in the same order as the engine, for `rollout.exact`
@@ -116,29 +117,7 @@ ATTENTION: dict[str, tuple[Callable[[Heads], bool], Callable[[Heads], Tensor]]] 
 }
 
 
-def let_attention_find_layout(decoder: Any) -> None:
-    """Patch: attention finds the layout of a pack also where a model's layers do not hand on their arguments."""
-    for module in decoder.modules():
-        vars(module)["packs_of"] = decoder  # past `nn.Module`, for which it would be a module inside this one
-
-
-def with_layout(attention: Callable[..., tuple[Tensor, None]]) -> Callable[..., tuple[Tensor, None]]:
-    """Gives attention the decoder's layout unless it has one."""
-
-    @functools.wraps(attention)
-    def attending(
-        module: torch.nn.Module, *arguments: Any, layout: Layout | None = None, **options: Any
-    ) -> tuple[Tensor, None]:
-        if layout is None and (decoder := vars(module).get("packs_of")):
-            layout = vars(decoder).get("pack_layout")
-        return attention(module, *arguments, layout=layout, **options)
-
-    return attending
-
-
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # never compiled, even inside compiled layers
-@with_layout
-@exchange_heads
 def packed_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -156,17 +135,39 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Transformers' attention function for packs.  [1, H, T, D] each -> [1, T, H, D]
 
-    `layout` is a keyword argument of `model(...)`, which transformers passes through. `s_aux` are the sinks [H].
+    `layout` is a keyword argument of `model(...)`, which transformers passes through. Some models do not hand it on; then
+    it is the context's. `s_aux` are the sinks [H].
     """
+    packs: PackContext | None = vars(module).get("packs")
+    if layout is None and packs:
+        layout = packs.layout
     if layout is None:
         raise ValueError(f"{type(module).__name__} does not tell attention where the sequences of a pack end")
     refuse_unknown(module, others | {"attention_mask": attention_mask})
     refuse_undeclared_window(module, sliding_window, layout)
-    refuse_positions_in_pack(module, query.shape[2])
-    vars(module)["handed_window"] = None if exact else sliding_window  # see `small_windows`
+    refuse_positions_in_pack(module, len(layout.cell_of_token))
+    if packs:
+        packs.windows[module] = None if exact else sliding_window
     heads = Heads(query, key, value, layout, scaling, dropout, sliding_window, softcap, s_aux, exact)
     refuse_inexact(module, heads)
-    return next(compute for computes, compute in ATTENTION.values() if computes(heads))(heads), None
+    if layout.group.ranks > 1:
+        return layout.group.tokens_of(attend(exchange_tokens(module, heads))), None
+    return attend(heads), None
+
+
+def attend(heads: Heads) -> Tensor:
+    return next(compute for computes, compute in ATTENTION.values() if computes(heads))(heads)
+
+
+def exchange_tokens(module: torch.nn.Module, heads: Heads) -> Heads:
+    """All heads of this rank's share of a pack become a part of the heads of the whole pack."""
+    group, tokens, sinks = heads.layout.group, len(heads.layout.cell_of_token), heads.sinks
+    name, count, kv_count = type(module).__name__, heads.query.shape[1], heads.key.shape[1]
+    if problem := sequence_parallel_problem(name, count, kv_count, group.ranks):
+        raise ConfigError(problem)
+    query, key, value = (group.heads_of(x, tokens) for x in (heads.query, heads.key, heads.value))
+    own_sinks = None if sinks is None else sinks.chunk(group.ranks)[group.rank]
+    return replace(heads, query=query, key=key, value=value, sinks=own_sinks)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlsys.forward.layout import build_layout
-from rlsys.forward.mixers import set_runs
-from rlsys.forward.sequence_parallel import ALONE, SequenceGroup, sequence_group
+from rlsys.forward.context import pack_context
+from rlsys.forward.sequence_parallel import ALONE, SequenceGroup
 from rlsys.forward.transfer import to_device
 from rlsys.types import Pack
 
@@ -39,7 +38,7 @@ def let_model_find_decoder(lm: Any) -> None:
 
 def run_decoder(decoder: Any, pack: Pack, device: torch.device) -> OwnTargets:
     """Runs the decoder on this rank's share of a pack."""
-    group = sequence_group(decoder)
+    group = pack_context(decoder).group
     targets, places = (to_indices(x, device) for x in group.own_targets(pack.logit_positions, len(pack.tokens)))
     output = decoder(**decoder_inputs(decoder, pack, device))
     return OwnTargets(output.last_hidden_state[0].index_select(0, places), targets, len(pack.targets), group)
@@ -48,17 +47,14 @@ def run_decoder(decoder: Any, pack: Pack, device: torch.device) -> OwnTargets:
 def decoder_inputs(decoder: Any, pack: Pack, device: torch.device) -> dict[str, Any]:
     """The arguments of the model's `forward` for a pack.
 
-    Attention gets the layout as an argument. Folded mixers read it from the decoder, also when a layer is computed again
-    for its gradients: until the next pack it stays the same.
+    Layers hand the layout on to attention. Those that do not, and folded mixers, read it from the context.
     """
-    group = sequence_group(decoder)
-    decoder.pack_layout = build_layout(pack.lengths, pack.parent, device, group)
-    set_runs(decoder)
+    context = pack_context(decoder)
     return {
-        "input_ids": to_indices(group.own_tokens(pack.tokens), device)[None],
-        "position_ids": to_indices(group.own_tokens(pack.positions), device)[None],
+        "input_ids": to_indices(context.group.own_tokens(pack.tokens), device)[None],
+        "position_ids": to_indices(context.group.own_tokens(pack.positions), device)[None],
         "use_cache": False,
-        "layout": decoder.pack_layout,
+        "layout": context.start(pack.lengths, pack.parent, device),
     }
 
 
@@ -73,11 +69,12 @@ def own_attention(decoder: Any) -> Iterator[None]:
     The packing proof and a diagnosis compare with it.
     """
     packed, compiles = decoder.config._attn_implementation, "torch._dynamo" in sys.modules
-    group, decoder.sequence_group = sequence_group(decoder), ALONE
+    context = pack_context(decoder)
+    group, context.group = context.group, ALONE
     decoder.set_attn_implementation("eager")
     try:
         with torch.compiler.set_stance("force_eager") if compiles else nullcontext():
             yield
     finally:
         decoder.set_attn_implementation(packed)
-        decoder.sequence_group = group
+        context.group = group

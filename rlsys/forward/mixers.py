@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlsys.forward.layout import BlocksToPack, PackToBlocks, build_layout
+from rlsys.forward.context import PackContext, pack_context
+from rlsys.forward.layout import BlocksToPack, PackToBlocks
 
 PROBE_TOKENS = 13  # of each of two sequences
 FIRST, SECOND = slice(0, PROBE_TOKENS), slice(PROBE_TOKENS, None)
@@ -28,24 +29,25 @@ LEAK = {torch.float32: 1e-4, torch.bfloat16: 0.01, torch.float16: 0.01}
 
 def fold_mixers(decoder: Any) -> list[str]:
     """Patch: makes every mixer of a decoder run on blocks. Returns the names of their classes."""
-    kinds = find_mixers(decoder)
+    kinds, context = find_mixers(decoder), pack_context(decoder)
     for module in decoder.modules():
         if type(module) in kinds:
-            module.forward = run_on_blocks(module.forward, decoder)
-    decoder.mixers = sorted(kind.__name__ for kind in kinds)
-    return list(decoder.mixers)
+            module.forward = run_on_blocks(module.forward, context)
+    context.mixers = sorted(kind.__name__ for kind in kinds)
+    return context.mixers
 
 
-def run_on_blocks(forward: Callable[..., Any], decoder: Any) -> Callable[..., Any]:
+def run_on_blocks(forward: Callable[..., Any], context: PackContext) -> Callable[..., Any]:
     """Wraps a mixer's `forward`: hidden states [1, T, D] of a pack go in and come out, computed block by block."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     @functools.wraps(forward)
     def folded(*arguments: Any, **keywords: Any) -> Any:
-        layout, hidden = decoder.pack_layout, first_hidden_states((*arguments, *keywords.values()))
+        layout, hidden = context.layout, first_hidden_states((*arguments, *keywords.values()))
+        assert layout, "a mixer is called without a pack"
         assert hidden is not None, "a mixer is called without hidden states"
         blocks = PackToBlocks.apply(hidden[0], layout, True)
-        idle = [min(blocks, key=lambda block: block.shape[1])[:1]] * (vars(decoder).get("mixer_runs", 0) - len(blocks))
+        idle = [min(blocks, key=lambda block: block.shape[1])[:1]] * (context.runs - len(blocks))
         outputs = [
             forward(*replace_hidden(arguments, hidden, block), **replace_in(keywords, hidden, block))
             for block in (*blocks, *idle)
@@ -58,19 +60,6 @@ def run_on_blocks(forward: Callable[..., Any], decoder: Any) -> Callable[..., An
         return unfolded if isinstance(outputs[0], Tensor) else (unfolded, *outputs[0][1:])
 
     return folded
-
-
-def run_as_often_on_all_ranks(decoder: Any, largest: Callable[[int], int]) -> None:
-    """From now on every mixer runs as often as on the rank with the most blocks. Under ZeRO 3 a run gathers weights, in
-    which all ranks take part. `largest` returns the largest number of all ranks."""
-    if vars(decoder).get("mixers"):
-        decoder.largest_on_ranks = largest
-
-
-def set_runs(decoder: Any) -> None:
-    """Sets how often each mixer runs for the pack of `pack_layout`."""
-    if largest := vars(decoder).get("largest_on_ranks"):
-        decoder.mixer_runs = largest(len(decoder.pack_layout.blocks))
 
 
 def find_mixers(decoder: Any) -> set[type[nn.Module]]:
@@ -128,8 +117,8 @@ def run_probe(decoder: Any) -> Tensor:
     device = next(decoder.parameters()).device
     positions = torch.arange(PROBE_TOKENS, device=device).repeat(2)[None]
     tokens = positions % decoder.get_input_embeddings().num_embeddings
-    decoder.pack_layout = build_layout([PROBE_TOKENS] * 2, [-1, -1], device)
-    inputs = {"input_ids": tokens, "position_ids": positions, "layout": decoder.pack_layout}
+    layout = pack_context(decoder).start([PROBE_TOKENS] * 2, [-1, -1], device)
+    inputs = {"input_ids": tokens, "position_ids": positions, "layout": layout}
     with torch.no_grad():
         return decoder(**inputs, use_cache=False).last_hidden_state
 

@@ -9,7 +9,6 @@ the rank that has the token, and then gathered, because losses look at whole seq
     rank 1   tokens d e ·   heads 0 1 2 3      ⇄      tokens a b c d e   heads 2 3
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +18,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-
-from rlsys.errors import ConfigError
-from rlsys.forward.heads import sequence_parallel_problem
-
-Attention = Callable[..., tuple[Tensor, None]]
 
 
 @dataclass(frozen=True)
@@ -94,43 +88,3 @@ class GatherTargets(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (targets,) = ctx.saved_tensors
         return grad.index_select(0, targets), None, None, None
-
-
-def exchange_heads(attention: Attention) -> Attention:
-    """Makes attention over a whole pack into attention over this rank's share of it."""
-
-    @functools.wraps(attention)
-    def exchanging(
-        module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *arguments: Any, **options: Any
-    ) -> tuple[Tensor, None]:
-        layout, sinks = options.get("layout"), options.get("s_aux")
-        if layout is None or layout.group.ranks == 1:
-            return attention(module, query, key, value, *arguments, **options)
-        group, tokens = layout.group, len(layout.cell_of_token)
-        if problem := sequence_parallel_problem(type(module).__name__, query.shape[1], key.shape[1], group.ranks):
-            raise ConfigError(problem)
-        if sinks is not None:
-            options["s_aux"] = sinks.chunk(group.ranks)[group.rank]
-        query, key, value = (group.heads_of(x, tokens) for x in (query, key, value))
-        output, _ = attention(module, query, key, value, *arguments, **options)
-        return group.tokens_of(output), None
-
-    return exchanging
-
-
-# --- of a model -------------------------------------------------------------------------------------------------------
-
-
-def split_sequences(decoder: Any, group: SequenceGroup) -> None:
-    """From now on the model computes only this rank's share of each pack."""
-    if group.ranks > 1 and decoder.mixers:
-        raise ConfigError(
-            f"policy.sequence_parallel ({group.ranks}): {type(decoder).__name__} has {', '.join(decoder.mixers)}, which hand "
-            "state from token to token, so ranks cannot share a sequence. Use 1."
-        )
-    decoder.sequence_group = group
-
-
-def sequence_group(decoder: Any) -> SequenceGroup:
-    group: SequenceGroup = vars(decoder).get("sequence_group", ALONE)
-    return group

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rlsys.batching.packing import pack
-from rlsys.forward.attention import PACKED_ATTENTION, let_attention_find_layout
+from rlsys.forward.attention import PACKED_ATTENTION
 from rlsys.forward.decoder import let_model_find_decoder
 from rlsys.forward.logprobs import PackedLogprobs
 from rlsys.forward.mixers import fold_mixers
@@ -217,7 +217,6 @@ def make_batch() -> Batch:
 def make_packed(model: PreTrainedModel, fold: bool = True) -> PackedLogprobs:
     model.set_attn_implementation(PACKED_ATTENTION)
     let_model_find_decoder(model)
-    let_attention_find_layout(model.get_decoder())
     if fold:
         fold_mixers(model.get_decoder())
     return PackedLogprobs(model)

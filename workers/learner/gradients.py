@@ -125,7 +125,7 @@ class GradientRank(LearnerRank):
         assert self.zero
         decoder = self.zero.engine.module.decoder
         heads = decoder.config.num_attention_heads
-        return not decoder.mixers and heads_divide(heads, decoder.config.num_key_value_heads or heads, ranks)
+        return not decoder.packs.mixers and heads_divide(heads, decoder.config.num_key_value_heads or heads, ranks)
 
     def score(self, packs: list[Pack]) -> list[Floats]:
         assert self.zero

@@ -71,7 +71,7 @@ class PolicyRank(LearnerRank):
         self.weight_sender = kind(weights, sender, by_position)
         if c.cluster.device == "gpu":
             freeze_started_objects()
-        return list(self.lm.get_decoder().mixers)
+        return self.lm.get_decoder().packs.mixers
 
     @recorded(share_facts)
     @frees_gpu_memory_for_models

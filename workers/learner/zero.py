@@ -28,8 +28,7 @@ class ZeroEngine:
         import torch
         from deepspeed.accelerator import get_accelerator
 
-        from rlsys.forward.mixers import run_as_often_on_all_ranks
-        from rlsys.forward.sequence_parallel import split_sequences
+        from rlsys.forward.context import pack_context, split_sequences
         from workers.learner.files.partitioning import is_partitioned, zero_init
         from workers.learner.files.zero_state import ZeroState
         from workers.learner.guarded_adamw import GuardedAdamW
@@ -57,7 +56,8 @@ class ZeroEngine:
         self.adam = self.engine.basic_optimizer
         self.state = ZeroState(self.engine, settings.zero_stage, deepspeed.comm)
         if settings.zero_stage == 3 and self.ranks > 1:
-            run_as_often_on_all_ranks(model.decoder, self.largest)
+            # A mixer gathers weights as often as it runs, and all ranks take part.
+            pack_context(model.decoder).largest_on_ranks = self.largest
         if settings.sequence_parallel > 1:
             group = create_sequence_group(settings.sequence_parallel, limit_of_waiting(timeout_s))
             split_sequences(model.decoder, group)

@@ -13,7 +13,7 @@ from rlsys.forward.attention import (
 )
 from rlsys.forward.layout import build_layout
 from rlsys.forward.logit_transform import UNCHANGED
-from rlsys.forward.mixers import find_mixers, refuse_inconsistent, run_as_often_on_all_ranks, run_probe
+from rlsys.forward.mixers import find_mixers, refuse_inconsistent, run_probe
 from rlsys.models.config_json import context_from_config
 from rlsys.models.support import model_problem
 from rlsys.types import Batch
@@ -67,11 +67,11 @@ def test_mixers_that_run_as_often_as_on_another_rank_compute_the_same(family):
     slopes = gradients(packed.lm, logprobs)
     runs = []
     for module in packed.decoder.modules():
-        if type(module).__name__ in packed.decoder.mixers:
+        if type(module).__name__ in packed.decoder.packs.mixers:
             module.out_proj.register_forward_hook(lambda *_: runs.append(1))
-    run_as_often_on_all_ranks(packed.decoder, lambda number: number + 3)
+    packed.decoder.packs.largest_on_ranks = lambda number: number + 3
     again = packed(pack)[0]
-    assert len(runs) == len(packed.decoder.pack_layout.blocks) + 3
+    assert len(runs) == len(packed.decoder.packs.layout.blocks) + 3
     torch.testing.assert_close(again, logprobs, rtol=0, atol=0)
     torch.testing.assert_close(gradients(packed.lm, again), slopes, rtol=1e-6, atol=1e-6)
 
@@ -171,16 +171,20 @@ def test_the_page_says_how_a_family_mixes_tokens_and_whether_engines_run_it(fami
     [(_, mixes, trained, engines)] = [row for row in table_rows() if family in row[0]]
     model = build_family(family)
     config, decoder = model.config.to_dict(), make_packed(model).decoder
-    kinds = {word for kind in decoder.mixers for word, parts in MIXERS.items() if any(p in kind.lower() for p in parts)}
+    kinds = {
+        word for kind in decoder.packs.mixers for word, parts in MIXERS.items() if any(p in kind.lower() for p in parts)
+    }
     assert {word for word in MIXERS if word in mixes} == kinds
-    assert bool(kinds) == bool(decoder.mixers)
+    assert bool(kinds) == bool(decoder.packs.mixers)
     attends, handed = record_attention(decoder)
     assert attends == ("attention" in mixes.replace("linear attention", ""))
     assert ("soft cap" in mixes) == ("softcap" in handed)
     assert ("sinks" in mixes) == ("s_aux" in handed)
-    assert ("latent" in mixes) == bool(not decoder.mixers and config.get("kv_lora_rank"))
-    assert ("experts" in mixes) == (not decoder.mixers and any("expert" in name for name, _ in model.named_modules()))
-    if not decoder.mixers:
+    assert ("latent" in mixes) == bool(not decoder.packs.mixers and config.get("kv_lora_rank"))
+    assert ("experts" in mixes) == (
+        not decoder.packs.mixers and any("expert" in name for name, _ in model.named_modules())
+    )
+    if not decoder.packs.mixers:
         assert ("logits" in mixes) == (model.get_output_embeddings().transform != UNCHANGED)
     assert ("up to the window" in trained) == (0 < context_from_config(config) < 128)
     answers = [not model_problem({"model_type": family}, "cpu", verify=verify) for verify in (True, False)]
@@ -198,3 +202,17 @@ def record_attention(decoder):
         run_probe(decoder)
     given = {n: o for call in calls for n, o in call.items() if n in ("softcap", "s_aux", "sliding_window")}
     return bool(calls), {name: option for name, option in given.items() if option is not None}
+
+
+def test_a_decoder_and_its_modules_share_one_context_and_get_nothing_else():
+    model = build_family("gemma3_text")
+    before = {module: set(vars(module)) for module in model.modules()}
+    packed = make_packed(model)
+    packed(one_pack(share_prompts=True))
+    head = model.get_output_embeddings()
+    assert {module for module in model.modules() if vars(module).keys() != before[module]} == {
+        *packed.decoder.modules(),
+        head,
+    }
+    assert all(vars(module).keys() - before[module] == {"packs"} for module in packed.decoder.modules())
+    assert {id(module.packs) for module in packed.decoder.modules()} == {id(packed.decoder.packs)}

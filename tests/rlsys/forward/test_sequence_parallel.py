@@ -13,10 +13,11 @@ from families import FAMILIES, VOCABULARY, build_family
 
 from rlsys.batching.packing import empty_pack, pack
 from rlsys.errors import ConfigError
-from rlsys.forward.attention import PACKED_ATTENTION, let_attention_find_layout
+from rlsys.forward.attention import PACKED_ATTENTION
+from rlsys.forward.context import split_sequences
 from rlsys.forward.logprobs import PackedLogprobs
 from rlsys.forward.mixers import fold_mixers
-from rlsys.forward.sequence_parallel import SequenceGroup, split_sequences
+from rlsys.forward.sequence_parallel import SequenceGroup
 from rlsys.types import Batch, Columns, Pack, Prompt, Sample
 
 MIXERS = {
@@ -117,7 +118,6 @@ def split(name: str, ranks: int, packs: list[Pack], **options: Any) -> list[tupl
     models = [copy.deepcopy(model) for _ in range(ranks)]
 
     def compute(rank: int) -> Any:
-        let_attention_find_layout(models[rank].get_decoder())
         fold_mixers(models[rank].get_decoder())
         packed = PackedLogprobs(models[rank])
         split_sequences(packed.decoder, threads.group(rank))

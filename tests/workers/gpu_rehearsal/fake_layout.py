@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from rlsys.forward import decoder, layout
+from rlsys.forward import context, layout
 
 build_real_layout = layout.build_layout
 
 
 def install(device: str) -> None:
-    """The decoder gets its layouts from here, with what FlashAttention needs."""
+    """Decoders get their layouts from here, with what FlashAttention needs."""
 
     def build_layout(*arguments: Any) -> Any:
         with unset_fake_temporarily():
@@ -20,7 +20,7 @@ def install(device: str) -> None:
             ragged = layout.ragged_keys(*arguments[:2], "cpu")
         return fake_copy(replace(real, ragged_keys=ragged), device)
 
-    decoder.build_layout = build_layout  # type: ignore[attr-defined]
+    context.build_layout = build_layout  # type: ignore[attr-defined]
 
 
 def fake_copy(value: Any, device: str) -> Any:

@@ -33,7 +33,6 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
         use_exact_linear(lm)
     with refusing_unpackable(path, model_config.model_type, *LAYER_ERRORS), gathering_layers(lm.get_decoder()):
         attention.refuse_own_attention(lm.get_decoder())
-        attention.let_attention_find_layout(lm.get_decoder())
         fold_mixers(lm.get_decoder())
         refuse_inconsistent(lm.get_decoder())
     if settings.gradient_checkpointing:

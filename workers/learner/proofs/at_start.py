@@ -29,18 +29,18 @@ def prove_loaded(packed: Any, config: Config) -> None:
 
 def prove_logprobs(lm: Any, forward_all: ForwardAll) -> None:
     """Compares the log-probs of a pack with those that the model itself computes. Raises if they differ."""
-    prove_logprobs_once(lm, forward_all)
+    prove_logprobs_once(lm, forward_all, lm.dtype)
     if converts(lm):
         with in_float32(lm.get_decoder(), lm.get_output_embeddings()):
-            prove_logprobs_once(lm, forward_all)
+            prove_logprobs_once(lm, forward_all, torch.float32)
 
 
 def prove_states(decoder: Any, forward_all: ForwardAll) -> None:
     """Compares hidden states, because a critic begins with the value 0 for all. Raises if they differ."""
-    prove_states_once(decoder, forward_all)
+    prove_states_once(decoder, forward_all, decoder.dtype)
     if converts(decoder):
         with in_float32(decoder):
-            prove_states_once(decoder, forward_all)
+            prove_states_once(decoder, forward_all, torch.float32)
 
 
 def prove_for_zero_3(packed: Any, decoder: Any, lm: Any = None) -> None:
@@ -53,9 +53,9 @@ def prove_for_zero_3(packed: Any, decoder: Any, lm: Any = None) -> None:
     head = lm.get_output_embeddings() if lm else None
     with gathering_layers(decoder, head), in_float32(decoder, head):
         if lm:
-            prove_logprobs_once(lm, partial(forward_each, packed))
+            prove_logprobs_once(lm, partial(forward_each, packed), torch.float32)
         else:
-            prove_states_once(decoder, partial(forward_each, packed))
+            prove_states_once(decoder, partial(forward_each, packed), torch.float32)
 
 
 def converts(model: Any) -> bool:
@@ -68,21 +68,23 @@ def forward_each(packed: Any, packs: list[Pack], **options: bool) -> list[Any]:
     return [packed(pack, **options) for pack in packs]
 
 
-def prove_logprobs_once(lm: Any, forward_all: ForwardAll) -> None:
+def prove_logprobs_once(lm: Any, forward_all: ForwardAll, dtype: torch.dtype) -> None:
     with refusing_unpackable(lm.config._name_or_path, lm.config.model_type, *LAYER_ERRORS):
         prove_packing(
             type(lm).__name__,
             lm.get_decoder(),
             packed=lambda pack: forward_all([pack])[0][0],
             alone=lambda pack: forward_all([pack], plain=True)[0][0],
+            dtype=dtype,
         )
 
 
-def prove_states_once(decoder: Any, forward_all: ForwardAll) -> None:
+def prove_states_once(decoder: Any, forward_all: ForwardAll, dtype: torch.dtype) -> None:
     with refusing_unpackable(decoder.config._name_or_path, decoder.config.model_type, *LAYER_ERRORS):
         prove_packing(
             type(decoder).__name__,
             decoder,
             packed=lambda pack: forward_all([pack], states=True)[0],
             alone=lambda pack: forward_all([pack], states=True)[0],
+            dtype=dtype,
         )

@@ -32,26 +32,28 @@ VOCABULARY = 64  # tokens that occur: of embeddings that are not read, only thes
 Compute = Callable[[Pack], Tensor]  # a pack's log-probs, or hidden states
 
 
-def prove_packing(name: str, decoder: Any, packed: Compute, alone: Compute) -> None:
-    """Raises if packed and alone differ by more than rounding."""
-    compare_packed(name, decoder, packed, alone)
+def prove_packing(name: str, decoder: Any, packed: Compute, alone: Compute, dtype: torch.dtype) -> None:
+    """Raises if packed and alone differ by more than rounding to `dtype`, in which the model computes."""
+    tolerance = TOLERANCE[dtype]
+    compare_packed(name, decoder, packed, alone, tolerance)
     if computes_large_windows(decoder):
         with small_windows(decoder):
-            compare_packed(name, decoder, packed, alone, f" with windows of {SMALL} tokens")
+            compare_packed(name, decoder, packed, alone, tolerance, f" with windows of {SMALL} tokens")
 
 
-def compare_packed(name: str, decoder: Any, packed: Compute, alone: Compute, changed: str = "") -> None:
+def compare_packed(
+    name: str, decoder: Any, packed: Compute, alone: Compute, tolerance: float, changed: str = ""
+) -> None:
     together, single = proof_packs(min(decoder.get_input_embeddings().num_embeddings, VOCABULARY))
     with torch.no_grad():
         with own_attention(decoder):
             expected = torch.cat([alone(p) for p in single])
         actual = packed(together)
-    tolerance = TOLERANCE[computed_in(decoder)]
     expected, actual = expected.float(), actual.float()
     scale = expected.square().mean().sqrt().clamp(min=1) if expected.dim() == 2 else 1.0  # hidden states have any size
     gap = float(((actual - expected) / scale).abs().mean())
     if not gap <= tolerance:
-        kind = first_different_module(decoder, packed, alone, single[-1], together)
+        kind = first_different_module(decoder, packed, alone, tolerance, single[-1], together)
         module_note = f", first in the output of {kind}" if kind else ""
         raise ConfigError(
             f"model.path: {name}{changed} computes a pack of sequences otherwise than each sequence alone. They differ by "
@@ -86,20 +88,13 @@ def in_float32(decoder: Any, head: nn.Module | None = None) -> Iterator[None]:
     """Patch: while it is open, a half precision model computes in float32, with the weights of one layer at a time in it."""
     units = [unit for child in decoder.children() for unit in (child if isinstance(child, nn.ModuleList) else [child])]
     hooks = [hook for unit in [*units, *([head] if head is not None else [])] for hook in convert_in_forward(unit)]
-    vars(decoder)["computed_in"] = torch.float32
     compiles = "torch._dynamo" in sys.modules
     try:
         with torch.compiler.set_stance("force_eager") if compiles else nullcontext():
             yield
     finally:
-        del vars(decoder)["computed_in"]
         for hook in hooks:
             hook.remove()
-
-
-def computed_in(decoder: Any) -> torch.dtype:
-    dtype: torch.dtype = vars(decoder).get("computed_in", next(decoder.parameters()).dtype)
-    return dtype
 
 
 def convert_in_forward(unit: nn.Module) -> list[Any]:
@@ -126,12 +121,14 @@ def convert_in_forward(unit: nn.Module) -> list[Any]:
 # --- where it differs -------------------------------------------------------------------------------------------------
 
 
-def first_different_module(decoder: Any, packed: Compute, alone: Compute, last: Pack, together: Pack) -> str:
+def first_different_module(
+    decoder: Any, packed: Compute, alone: Compute, tolerance: float, last: Pack, together: Pack
+) -> str:
     """The class of the first module that makes a difference for the last sequence of the pack; empty if none is found.
 
     What goes into it is the same, and what comes out is not.
     """
-    count, tolerance = len(last.tokens), TOLERANCE[computed_in(decoder)]
+    count = len(last.tokens)
 
     def differ(first: Tensor, second: Tensor) -> bool:
         return bool((first - second).abs().mean() > tolerance * first.abs().mean())

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 import torch
 
 from rlsys.forward.attention import declared_window
+from rlsys.forward.context import pack_context
 
 SMALL = 6  # tokens
 
@@ -18,8 +19,8 @@ def computes_large_windows(decoder: Any) -> bool:
 
     Windows that attention would refuse are left as they are: an error within a layer leaves ZeRO 3's weights gathered.
     """
-    layers = [(vars(m)["handed_window"], declared_window(m)) for m in decoder.modules() if "handed_window" in vars(m)]
-    windows = [handed for handed, declared in layers if handed or declared]
+    handed = pack_context(decoder).windows
+    windows = [window for module, window in handed.items() if window or declared_window(module)]
     known = is_number(getattr(decoder.config, "sliding_window", None))
     return known and bool(windows) and all(is_number(window) and window > SMALL for window in windows)
 

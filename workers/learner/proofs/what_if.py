@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from rlsys.forward.context import pack_context
 from rlsys.forward.decoder import own_attention
 from rlsys.forward.logprob_head import LogprobHead, exclude
 from rlsys.forward.lora import adapted_layers, is_adapter, trained_parameters, without_adapters
-from rlsys.forward.sequence_parallel import sequence_group
 from rlsys.interfaces import STEP_0, Sampling, WhatIf
 from rlsys.models.adapters import WEIGHTS, is_adapter_directory
 from rlsys.types import Floats, Pack
@@ -241,7 +241,7 @@ def padded_positions(pack: Pack, what_if: WhatIf) -> Tensor:
 
 @contextlib.contextmanager
 def use_padded_positions(lm: Any, pack: Pack, what_if: WhatIf) -> Iterator[None]:
-    own = sequence_group(lm.get_decoder()).own_tokens(padded_positions(pack, what_if).numpy())
+    own = pack_context(lm.get_decoder()).group.own_tokens(padded_positions(pack, what_if).numpy())
     ids = torch.from_numpy(own)[None]
 
     def hook(module: nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

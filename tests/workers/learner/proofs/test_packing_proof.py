@@ -112,6 +112,7 @@ def test_a_model_that_was_proved_in_float32_is_as_before(monkeypatch):
 def prove(packed: PackedLogprobs) -> None:
     """As a rank proves its model at its start."""
     decoder, head = packed.lm.get_decoder(), packed.lm.get_output_embeddings()
-    for precision in (nullcontext(), in_float32(decoder, head)):
+    compute, compute_alone = (lambda p: packed(p)[0]), (lambda p: packed(p, plain=True)[0])
+    for dtype, precision in ((decoder.dtype, nullcontext()), (torch.float32, in_float32(decoder, head))):
         with precision:
-            prove_packing(type(packed.lm).__name__, decoder, lambda p: packed(p)[0], lambda p: packed(p, plain=True)[0])
+            prove_packing(type(packed.lm).__name__, decoder, compute, compute_alone, dtype)
