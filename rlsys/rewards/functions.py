@@ -6,7 +6,7 @@ from typing import Any
 from rlsys.rewards import gym, model, services, shape, structure, tags, text
 from rlsys.rewards.arithmetic import countdown
 from rlsys.rewards.code import program
-from rlsys.rewards.math import math_reward
+from rlsys.rewards.math import math, prepare
 from rlsys.tasks.zigzag import is_zigzag
 
 
@@ -19,7 +19,7 @@ REWARDS: dict[str, Callable[..., Any]] = {
     "exact": text.exact,
     "contains": text.contains,
     "regex": text.regex,
-    "math": math_reward.math,
+    "math": math,
     "code": program.code,
     "countdown": countdown,
     "json_schema": structure.json_schema,
@@ -46,7 +46,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 # Load what a function needs, once before the first sample.
 PREPARE: dict[str, Callable[[dict[str, Any]], None]] = {
-    "math": math_reward.prepare,
+    "math": prepare,
     "code": program.prepare,
     "http": services.prepare,
     "judge": services.prepare,

@@ -220,6 +220,14 @@ def test_the_types_and_the_configuration_load_no_model_library():
     assert not loaded("import rlsys.checks, rlsys.types, rlsys.data, rlsys.rewards") & {"torch", "transformers"}
 
 
+@pytest.mark.parametrize("house", ["rlsys.sandbox", "rlsys.rewards.math"])
+def test_some_rooms_have_one_door(house):
+    """They could be packages of their own."""
+    outside = [file for floor in ROOMS for file in files(floor) if not module(file).startswith(house)]
+    inside = [f"{file} imports {name}" for file in outside for name in imports(file) if name.startswith(f"{house}.")]
+    assert inside == []
+
+
 def test_modules_that_tests_share_have_one_name_each():
     """They are all found by their plain names: of two with the same name, whichever folder comes first is imported."""
     shared = [path for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith(("test_", "conftest"))]

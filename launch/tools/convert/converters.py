@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlsys.rewards.math.final_answer import boxed_answer  # the reward reads boxes in the same way
+from rlsys.rewards.math import boxed_answer  # the reward reads boxes in the same way
 
 BOXED = "Reason step by step and put the final answer in \\boxed{}."
 COUNTDOWN = "Think step by step, then write the expression between <answer> and </answer>, such as <answer>(1 + 2) / 3</answer>."

@@ -12,8 +12,7 @@ from types import CodeType
 from typing import Any
 
 from rlsys.episodes.tools.tool import MAX_CHARS, Schema
-from rlsys.sandbox.outcome import ProgramResult, SandboxError
-from rlsys.sandbox.runner import run_program
+from rlsys.sandbox import ProgramResult, SandboxError, run_program
 
 SCRIPT = Path(__file__).with_name("python_session.py")
 SCHEMA: Schema = {

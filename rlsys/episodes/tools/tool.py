@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, Protocol
 
-from rlsys.sandbox.outcome import SandboxError
+from rlsys.sandbox import SandboxError
 
 Schema = dict[str, Any]
 TIMEOUT_S = 30.0

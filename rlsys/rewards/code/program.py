@@ -29,11 +29,10 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from rlsys import sandbox
 from rlsys.errors import ConfigError
 from rlsys.rewards.code.row_tests import ProgramTests, read_tests
-from rlsys.sandbox import runner
-from rlsys.sandbox.levels import IsolationLevel
-from rlsys.sandbox.outcome import ProgramResult, SandboxError
+from rlsys.sandbox import IsolationLevel, ProgramResult, SandboxError
 
 PYTHON = ("python", "python3", "py")
 TESTS_MB = 512
@@ -102,7 +101,7 @@ class ProgramTrial:
         return passed, len(tests.io_pairs)
 
     def passes_io_test(self, stdin: str, expected: str) -> bool:
-        result = runner.run_program(
+        result = sandbox.run_program(
             self.program,
             stdin=stdin,
             wall_s=max(self.seconds_left, MIN_WALL_S),
@@ -143,7 +142,7 @@ class ProgramTrial:
 
     def run_end(self, script: CodeType, job: dict[str, Any], channel: int, memory_mb: int) -> ProgramResult:
         """Runs one end of the conversation between tests and program."""
-        return runner.run_program(
+        return sandbox.run_program(
             script,
             stdin=json.dumps(job),
             wall_s=self.timeout_s,
@@ -222,7 +221,7 @@ def same_number(word: str, expected: str, tolerance: float) -> bool:
 
 def choose_level(isolation: str) -> IsolationLevel:
     """Returns the level that the option `isolation` names. For "strongest", raises if this host has no safe level."""
-    return runner.strongest_level() if isolation == "strongest" else IsolationLevel(isolation)
+    return sandbox.strongest_level() if isolation == "strongest" else IsolationLevel(isolation)
 
 
 def check_code(options: Mapping[str, Any]) -> None:
@@ -243,7 +242,7 @@ def prepare(options: Mapping[str, Any]) -> None:
     """Tries the sandbox once, so that a host without one is refused before the first sample."""
     try:
         level = choose_level(options.get("isolation", "strongest"))
-        if problem := runner.why_unavailable(level):
+        if problem := sandbox.why_unavailable(level):
             raise SandboxError(f"isolation: {level} does not work on {os.uname().nodename}: {problem}.")
     except SandboxError as error:
         raise ConfigError(f"code: {error}") from error
@@ -252,4 +251,4 @@ def prepare(options: Mapping[str, Any]) -> None:
 
 def isolation_note() -> str:
     """Says how programs run in this process, after `prepare`."""
-    return " ".join(runner.describe_level(level) for level in IsolationLevel if level in USED_LEVELS)
+    return " ".join(sandbox.describe_level(level) for level in IsolationLevel if level in USED_LEVELS)

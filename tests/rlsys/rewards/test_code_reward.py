@@ -14,6 +14,7 @@ import psutil
 import pytest
 from processors import one_processor
 
+from rlsys import sandbox
 from rlsys.errors import ConfigError
 from rlsys.rewards.code.program import (
     check_code,
@@ -455,9 +456,10 @@ def test_a_program_cannot_turn_its_score_into_a_failure(program):
 
 
 def test_without_a_sandbox_nothing_runs_unless_a_level_is_named(monkeypatch):
-    monkeypatch.setattr(
-        runner, "why_unavailable", lambda level: "" if level is IsolationLevel.LIMITS else "not on this host"
-    )
+    for module in (runner, sandbox):
+        monkeypatch.setattr(
+            module, "why_unavailable", lambda level: "" if level is IsolationLevel.LIMITS else "not on this host"
+        )
     runner._strongest_level.cache_clear()
     try:
         with pytest.raises(SandboxError, match="isolation: limits"):
