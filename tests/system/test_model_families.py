@@ -34,10 +34,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 LLAMA4 = {"attention_chunk_size": 8192}  # as long as a pack may be
 OTHERS = ["llama4_text", *(name for name in ALL if name not in SPECIAL and family_of(name).runs_on_cpu)]
-FEW = [
-    "deepseek_v3",
-    "nemotron_h",
-]  # latent attention and experts; layers of Mamba, which a rank runs as often as it has blocks
+# Latent attention and experts; layers of Mamba, which a rank runs as often as it has blocks.
+FEW = ["deepseek_v3", "nemotron_h"]
 FAMILIES = [*SPECIAL, *OTHERS] if "RLSYS_ALL_FAMILIES" in os.environ else FEW
 LARGEST_MISMATCH = {"minicpm3": 1e-4}
 
