@@ -49,14 +49,14 @@ def test_remax_takes_the_greedy_episode_of_the_same_prompt_and_exact_arithmetic_
     assert [line["mismatch/max_abs"] for line in run.lines()[1:]] == [0.0, 0.0]
 
 
-def test_dynamic_sampling_keeps_groups_that_differ_and_pass_at_k_counts_episodes(
+def test_dynamic_sampling_keeps_groups_that_differ_and_pass_at_k_counts_episodes_of_an_engine_of_two_processes(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     run = run_of(
         tmp_path,
         environment,
         *["dynamic_sampling.enabled=true", "trainer.prompts_per_step=4", "eval.pass_score=3"],
-        *["eval.samples=4", "eval.temperature=1.0"],
+        *["eval.samples=4", "eval.temperature=1.0", "rollout.tensor_parallel=2"],
     )
     groups = rewards_by_prompt(run.path, "step-000001")
     assert len(groups) == 4
@@ -67,6 +67,8 @@ def test_dynamic_sampling_keeps_groups_that_differ_and_pass_at_k_counts_episodes
     [passed] = {value for key, value in run.lines()[0].items() if key.endswith("/pass@2")}
     assert passed == pytest.approx(fmean(fmean(of_prompt) for of_prompt in pairs))
     assert 0 < passed < 1
+    assert {len(s["observations"]) for s in samples(run.path, "step-000001")} == {2}
+    require_logprobs_of_transformers(run.path)
 
 
 def test_a_critic_learns_what_an_episode_pays_at_each_of_its_own_tokens(
@@ -80,12 +82,6 @@ def test_a_critic_learns_what_an_episode_pays_at_each_of_its_own_tokens(
         advantages = sample["token_advantages"]
         assert len(advantages) == len(sample["tokens"])
         assert np.isfinite(advantages).all()
-
-
-def test_engines_of_two_processes_play_episodes_too(environment: dict[str, str], tmp_path: Path) -> None:
-    run = run_of(tmp_path, environment, "rollout.tensor_parallel=2")
-    assert {len(s["observations"]) for s in samples(run.path, "step-000001")} == {2}
-    require_logprobs_of_transformers(run.path)
 
 
 def rewards_by_prompt(run: Path, name: str) -> dict[str, list[float]]:
