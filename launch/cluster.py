@@ -12,7 +12,7 @@ from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from launch.models import find_policy_model, find_reference_model
+from launch.models import find_model, find_policy_model, find_reference_model
 from launch.placement import choose_transport, reserve_gpus
 from launch.ray_session.connect import address_for_ray_cli, metrics_urls, ray_session
 from launch.ray_session.leftovers import remove_leftovers
@@ -59,7 +59,10 @@ class RunningCluster:
 
         `longest_sequence`: tokens of a prompt and its completion.
         """
-        facts = StartFacts(self.model, self.reference_model, self.transport, self.limits.window, longest_sequence)
+        models = {name: find_model(model.path, self.config, self.note) for name, model in self.config.models.items()}
+        facts = StartFacts(
+            self.model, self.reference_model, self.transport, self.limits.window, longest_sequence, models
+        )
         # Learners late and engines last: an engine measures at its start how much of its GPU is free.
         order = sorted(self.groups, key=lambda name: (name == "rollout", ROLES[name].learner))
         starts = [partial(self.groups[name].start, *ROLES[name].start(facts)) for name in order]

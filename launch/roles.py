@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rlsys.config.derived import reference_names, runs_eagerly
 from rlsys.config.schema import Config
 from rlsys.episodes.settings import plays
+from rlsys.rewards.asking import engine_name
 from rlsys.rewards.settings import reward_services, worker_name
 from workers.rollout.engine_settings import engine_environment
 from workers.start.gpu_environment import rank_environment
@@ -36,6 +37,7 @@ class StartFacts:
     transport: str  # of weights
     window: int  # of the model; 0: not known
     longest_sequence: int  # tokens of a prompt and its completion
+    models: dict[str, str]  # directory or hub name of each of `models`
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,20 @@ def list_reward_workers(c: Config) -> list[Worker]:
         names = [worker_name(number, i) for i in range(service.workers)]
         workers += [Worker(name, (number, i), service.gpus, reason) for i, name in enumerate(names)]
     return workers
+
+
+def list_frozen_engines(c: Config) -> list[Worker]:
+    return [
+        Worker(engine_name(name, i), (name, i), on_gpus(c, 1), f"models.{name}.engines ({model.engines})")
+        for name, model in c.models.items()
+        for i in range(model.engines)
+    ]
+
+
+def label_frozen_engines(c: Config) -> str:
+    """`an engine of judge, 2 engines of teacher`"""
+    counts = {name: model.engines for name, model in c.models.items()}
+    return ", ".join(f"{'an engine' if n == 1 else f'{n} engines'} of {name}" for name, n in counts.items())
 
 
 def label_engines(c: Config) -> str:
@@ -180,6 +196,15 @@ ROLES = {
         label=lambda c: f"{c.episode.workers} episode workers" if plays(c) else "",
         start=lambda facts: (facts.model, facts.window),
         ray_options="workers.episodes.worker:RAY_OPTIONS",
+    ),
+    "model": Role(
+        worker="workers.frozen.engine:FrozenEngine",
+        group="workers.frozen.engines:FrozenEngines",
+        workers=list_frozen_engines,
+        label=label_frozen_engines,
+        start=lambda facts: (facts.models,),
+        environment=engine_environment,
+        forked_by=ENGINES,
     ),
 }
 

@@ -1,6 +1,7 @@
 """Checks the model's path, and whether prompts, completions and tensor parallelism fit its shape."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,12 @@ def check_model(c: Config) -> Iterator[str]:
             yield f"reference.path: {problem}"
         if problem := architecture_problem_of_model(c.reference.path):
             yield f"reference.path: {problem}"
+    for name, model in c.models.items():
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            yield f"models: `{name}` must be a name of small letters, digits and _, such as judge: {{path: {name}}}."
+        if model.engines < 1:
+            yield f"models.{name}.engines is {model.engines}; it must be 1 or more."
+        yield from check_path(f"models.{name}.path", model.path)
 
 
 def check_path(key: str, path: str) -> Iterator[str]:

@@ -24,6 +24,13 @@ def check_reward(c: Config) -> Iterator[str]:
                 f"Give one another name: mine: {{path: {source.path}, …}}."
             )
     yield from check_on_failure(c)
+    for key, f in all_functions(c):
+        if f.function == "judge" and not f.options.get("url") and f.options.get("model") not in c.models:
+            known = ", ".join(c.models) or "none"
+            yield (
+                f"{key}: `model` is {f.options.get('model')!r}, which is not in `models` ({known}). Add it there, as "
+                "`models: {judge: {path: Qwen/Qwen3-8B}}`, or give `url` the address of an endpoint that serves it."
+            )
     if c.algorithm.advantage == "gdpo" and any(own_of_train):
         yield (
             "algorithm.advantage gdpo compares the same components everywhere; "

@@ -87,8 +87,10 @@ def build_config(
     config = dataclasses.replace(config, episode=dataclasses.replace(config.episode, options=options))
     for key, mapping in entries.items():
         section, _, option = key.partition(".")
-        with_mapping = dataclasses.replace(getattr(config, section), **{option: resolve_settings(mapping)})
-        config = dataclasses.replace(config, **{section: with_mapping})
+        entries_or_section: Any = resolve_settings(mapping)
+        if option:
+            entries_or_section = dataclasses.replace(getattr(config, section), **{option: entries_or_section})
+        config = dataclasses.replace(config, **{section: entries_or_section})
     if problems := [problem for key, value in flatten(config).items() for problem in find_secrets(key, value)]:
         raise ConfigError(problems)
     return config

@@ -21,11 +21,16 @@ def option_comments() -> dict[str, str]:
         for section, kind in sections.items()
         for option in dataclasses.fields(kind)
     }
-    return by_option | {
-        f"{key}.NAME.{name}": comments[kind.__name__, name]
-        for key, kind in ENTRY_TYPES.items()
-        for name in kind.__annotations__
-    }
+    alone = {name: comment for (kind, name), comment in comments.items() if kind == "Config" and comment}
+    return (
+        by_option
+        | alone
+        | {
+            f"{key}.NAME.{name}": comments[kind.__name__, name]
+            for key, kind in ENTRY_TYPES.items()
+            for name in kind.__annotations__
+        }
+    )
 
 
 def find_sections(kind: Any = Config, prefix: str = "") -> Iterator[tuple[str, type]]:

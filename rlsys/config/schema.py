@@ -44,6 +44,14 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class FrozenModel:
+    """A model that is never trained, such as a judge. In YAML `name: {path: …, engines: 1}`."""
+
+    path: str = ""  # named as model.path; empty: the name of the entry
+    engines: int = 1  # vLLM engines with the settings of rollout, each on a GPU of its own, or on the CPU
+
+
+@dataclass(frozen=True)
 class RewardFunction:
     """A reward function. In YAML `name: weight`, or `name: {weight: 1.0, some_option: value, …}`."""
 
@@ -288,6 +296,9 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    models: dict[str, FrozenModel] = field(
+        default_factory=dict
+    )  # frozen models by the names under which reward functions ask them
     data: DataConfig = field(default_factory=DataConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)

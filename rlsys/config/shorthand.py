@@ -11,9 +11,10 @@ import difflib
 from types import UnionType
 from typing import Any, get_args
 
-from rlsys.config.schema import DataSource, HeldOutSource, RewardFunction, TrackerConfig
+from rlsys.config.schema import DataSource, FrozenModel, HeldOutSource, RewardFunction, TrackerConfig
 
 ENTRY_TYPES: dict[str, type] = {
+    "models": FrozenModel,
     "reward.functions": RewardFunction,
     "data.train": DataSource,
     "eval.datasets": HeldOutSource,
@@ -21,6 +22,7 @@ ENTRY_TYPES: dict[str, type] = {
 }
 NUMBER_FIELD: dict[type, str] = {RewardFunction: "weight", DataSource: "weight"}  # set by a bare number
 NAME_FIELD: dict[type, str] = {  # empty, it is the name of the entry
+    FrozenModel: "path",
     RewardFunction: "function",
     DataSource: "path",
     HeldOutSource: "path",
@@ -47,6 +49,8 @@ def parse_entries(key: str, value: Any) -> dict[str, Any]:
 
 def describe_form(key: str) -> str:
     """Describes in words what such a mapping looks like."""
+    if ENTRY_TYPES[key] is FrozenModel:
+        return "a mapping of names to settings, such as {judge: {path: Qwen/Qwen3-8B}}"
     if ENTRY_TYPES[key] is RewardFunction:
         return "a mapping of names to weights, such as {exact: 1.0}"
     if ENTRY_TYPES[key] is TrackerConfig:

@@ -9,12 +9,15 @@ A function is one of three kinds, which its signature tells:
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 from rlsys.config.plugins import load_function, short_name
 from rlsys.config.schema import RewardFunction
 from rlsys.config.secrets import referenced_variables, resolve_env
+from rlsys.rewards.asking import Ask, restart_deadline
 from rlsys.rewards.functions import CHECKS, PREPARE, REWARDS
 from rlsys.rewards.settings import function_deadline
 from rlsys.rewards.weighted_reward import RewardInputs, WeightedReward, invalid_verdict, timeout_verdict
@@ -29,7 +32,7 @@ VerdictsByName = dict[str, Verdict]  # of one sample, by the name of the functio
 class Judge:
     """`Judge({"exact": RewardFunction(function="exact")})`; it loads what its functions need."""
 
-    def __init__(self, functions: dict[str, RewardFunction], *, timeout_s: float = 0.0):
+    def __init__(self, functions: dict[str, RewardFunction], *, timeout_s: float = 0.0, ask: Ask | None = None):
         self.rewards = []
         for name, f in functions.items():
             options = resolve_env(f.options)
@@ -37,8 +40,10 @@ class Judge:
                 CHECKS[f.function](options)
             function = load_function(f.function, REWARDS, "reward.functions")
             secret_variables = referenced_variables(f.options)
-            deadline_s = function_deadline(f, timeout_s)
-            reward = WeightedReward(short_name(name), function, f.weight, options, deadline_s, secret_variables)
+            deadline_s = function_deadline(
+                f, timeout_s, asks=ask is not None and "ask" in signature(function).parameters
+            )
+            reward = WeightedReward(short_name(name), function, f.weight, options, deadline_s, ask, secret_variables)
             self.rewards.append(reward)
             if f.function in PREPARE:
                 PREPARE[f.function](options)
@@ -58,19 +63,25 @@ class Judge:
         verdicts: list[VerdictsByName] = [{} for _ in inputs]
         for reward in self.sync_rewards:
             for indices in _calls(reward, verdicts):
-                on_start(indices, reward.deadline_s)
-                results = _call_reward(reward, [inputs[i] for i in indices])
+                results = _call_together(reward, inputs, indices, on_start)
                 if len(indices) > 1 and any(v.failure for v in results):  # one sample must not fail the others
-                    results = [_call_alone(reward, inputs[i], i, on_start) for i in indices]
+                    results = [_call_together(reward, inputs, [i], on_start)[0] for i in indices]
                 for i, verdict in zip(indices, results, strict=True):
                     verdicts[i][reward.name] = verdict
         return verdicts
 
-    async def judge_async(self, inputs: Sequence[RewardInputs], verdicts: list[VerdictsByName]) -> list[VerdictsByName]:
-        """Adds the verdicts of the async functions, each under its own deadline."""
+    async def judge_async(
+        self, inputs: Sequence[RewardInputs], verdicts: list[VerdictsByName], restart: Callable[[], None] = lambda: None
+    ) -> list[VerdictsByName]:
+        """Adds the verdicts of the async functions, each under its own deadline.
+
+        `restart` is called when a deadline begins anew.
+        """
         for reward in self.async_rewards:
             calls = _calls(reward, verdicts)
-            results = await asyncio.gather(*(_await_reward(reward, [inputs[i] for i in indices]) for indices in calls))
+            results = await asyncio.gather(
+                *(_await_reward(reward, [inputs[i] for i in indices], restart) for indices in calls)
+            )
             for indices, of_call in zip(calls, results, strict=True):
                 for i, verdict in zip(indices, of_call, strict=True):
                     verdicts[i][reward.name] = verdict
@@ -124,9 +135,25 @@ def _calls(reward: WeightedReward, verdicts: list[VerdictsByName]) -> list[list[
     return [indices] if reward.batched and indices else [[i] for i in indices]
 
 
-def _call_alone(reward: WeightedReward, inputs: RewardInputs, i: int, on_start: OnStart) -> Verdict:
-    on_start([i], reward.deadline_s)
-    return _call_reward(reward, [inputs])[0]
+def _call_together(
+    reward: WeightedReward, inputs: Sequence[RewardInputs], indices: Sequence[int], on_start: OnStart
+) -> list[Verdict]:
+    def start() -> None:
+        on_start(indices, reward.deadline_s)
+
+    start()
+    with _restarting(start):
+        return _call_reward(reward, [inputs[i] for i in indices])
+
+
+@contextmanager
+def _restarting(restart: Callable[[], None]) -> Iterator[None]:
+    """Within it, a function that waits for a lost engine starts its deadline again."""
+    before = restart_deadline.set(restart)
+    try:
+        yield
+    finally:
+        restart_deadline.reset(before)
 
 
 def _call_reward(reward: WeightedReward, inputs: Sequence[RewardInputs]) -> list[Verdict]:
@@ -143,18 +170,29 @@ async def _as_coroutine(awaitable: Any) -> Any:
     return await awaitable
 
 
-async def _await_reward(reward: WeightedReward, inputs: Sequence[RewardInputs]) -> list[Verdict]:
-    verdicts = await _await_call(reward, inputs)
+async def _await_reward(
+    reward: WeightedReward, inputs: Sequence[RewardInputs], restart: Callable[[], None]
+) -> list[Verdict]:
+    verdicts = await _await_call(reward, inputs, restart)
     if len(inputs) > 1 and any(v.failure for v in verdicts):  # one sample must not fail the others
-        verdicts = [v for i in inputs for v in await _await_call(reward, [i])]
+        verdicts = [v for i in inputs for v in await _await_call(reward, [i], restart)]
     return verdicts
 
 
-async def _await_call(reward: WeightedReward, inputs: Sequence[RewardInputs]) -> list[Verdict]:
+async def _await_call(
+    reward: WeightedReward, inputs: Sequence[RewardInputs], restart: Callable[[], None]
+) -> list[Verdict]:
     deadline = asyncio.timeout(reward.deadline_s or None)
+
+    def start_again() -> None:
+        if reward.deadline_s and not deadline.expired():
+            deadline.reschedule(asyncio.get_running_loop().time() + reward.deadline_s)
+        restart()
+
     try:
         async with deadline:
-            return reward.to_verdicts(await reward.call(inputs), len(inputs))
+            with _restarting(start_again):
+                return reward.to_verdicts(await reward.call(inputs), len(inputs))
     except asyncio.CancelledError:
         raise
     except BaseException as error:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlsys.config.options import keyword_options
 from rlsys.errors import ConfigError
+from rlsys.rewards.asking import Ask
 from rlsys.rewards.endpoint import Endpoint, open_client, read_token, shown_url
 
 if TYPE_CHECKING:
@@ -104,9 +105,10 @@ async def http(
 async def judge(
     prompt: str,
     completion: str,
+    ask: Ask | None = None,
     *,
-    url: str,
     model: str,
+    url: str = "",
     template: str = "",
     pattern: str = r"Score:\**\s*(-?\d+(?:\.\d+)?)",
     scale: float = 10.0,
@@ -120,27 +122,28 @@ async def judge(
 ) -> float:
     """A language model's score from 0 to 1: the last match of `pattern` in its reply, divided by `scale`.
 
-    `url` ends in /v1. `template` is the path of a Jinja file; empty means `JUDGE_TEMPLATE`. It sees `prompt`,
+    `url` ends in /v1; without it, `model` is one of `models`, and the run's own engines answer. `template` is the path of a Jinja file; empty means `JUDGE_TEMPLATE`. It sees `prompt`,
     `completion`, `answer`, the row's other fields, `scale`, and `fence`: a mark around the completion that the
     completion cannot know. A reply without a score from 0 to `scale` raises.
     """
-    endpoint = Endpoint(f"{url.rstrip('/')}/chat/completions", token_env, timeout_s, retries, backoff_s)
     fence = hashlib.sha256(completion.encode("utf-8", "replace")).hexdigest()[:16]
     variables = row | {"prompt": prompt, "completion": completion, "scale": f"{scale:g}", "fence": fence}
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": _load_template(template).render(variables)}],
-        "temperature": temperature,
-        "max_tokens": max_tokens,
-    }
-    async with open_client() as client:
-        reply = await endpoint.post(client, body)
-    try:
-        text = reply["choices"][0]["message"]["content"] or ""
-    except (IndexError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"judge: {shown_url(url)} replied with {json.dumps(reply)[:200]}; there is no message in it."
-        ) from error
+    messages = [{"role": "user", "content": _load_template(template).render(variables)}]
+    if url:
+        body = {"model": model, "messages": messages, "temperature": temperature, "max_tokens": max_tokens}
+        endpoint = Endpoint(f"{url.rstrip('/')}/chat/completions", token_env, timeout_s, retries, backoff_s)
+        async with open_client() as client:
+            reply = await endpoint.post(client, body)
+        try:
+            text = reply["choices"][0]["message"]["content"] or ""
+        except (IndexError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"judge: {shown_url(url)} replied with {json.dumps(reply)[:200]}; there is no message in it."
+            ) from error
+    elif ask:
+        text = await ask(model, messages, max_tokens=max_tokens, temperature=temperature)
+    else:
+        raise ConfigError("judge: it has no `url`, and the configuration names no model in `models`.")
     matches = re.findall(pattern, text)
     score = float(matches[-1]) if matches else math.nan
     if not 0 <= score <= scale:
@@ -173,8 +176,8 @@ def check_judge(options: dict[str, Any]) -> None:
 
     _check_options(options, judge)
     if not options.get("model"):
-        raise ConfigError("`model` is missing: the name under which the endpoint serves the judge.")
-    if not options["url"].rstrip("/").endswith("/v1"):
+        raise ConfigError("`model` is missing: a name in `models`, or with `url` the name that the endpoint serves.")
+    if options.get("url") and not options["url"].rstrip("/").endswith("/v1"):
         raise ConfigError(
             f"`url` is {shown_url(options['url'])}; it must end in /v1, and /chat/completions is added to it."
         )
@@ -197,7 +200,8 @@ def _check_options(options: dict[str, Any], function: Callable[..., Any]) -> Non
     if unknown := next((option for option in options if option not in known), None):
         raise ConfigError(f"it has no option `{unknown}`; it has {', '.join(known)}.")
     url, variable = options.get("url"), options.get("token_env", "")
-    if not isinstance(url, str) or not re.match(r"https?://[^/]", url):
+    may_lack_url = inspect.signature(function).parameters["url"].default == ""
+    if not (may_lack_url and url in (None, "")) and not (isinstance(url, str) and re.match(r"https?://[^/]", url)):
         raise ConfigError(f"`url` is {url!r}; give the service's address, such as http://localhost:8000/v1.")
     if not isinstance(variable, str) or not re.fullmatch(r"(?:[A-Z_][A-Z0-9_]*)?", variable):
         raise ConfigError(

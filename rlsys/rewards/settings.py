@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlsys.config.schema import Config, RewardFunction
@@ -24,6 +24,7 @@ class RewardSettings:
     keep_spare: bool = True  # whether a second process is kept ready
     workers: int = 1
     gpus: float = 0.0  # of each worker
+    models: dict[str, int] = field(default_factory=dict)  # frozen models that functions may ask, and their engines
 
     @property
     def description(self) -> str:
@@ -45,7 +46,9 @@ def reward_services(config: Config) -> list[RewardSettings]:
         if source.reward
     }
     common = RewardSettings(sets, r.timeout_s, r.memory_mb, r.batch, r.concurrency, config.cluster.start_timeout_s)
-    pool = replace(common, functions=select_functions(sets, lambda f: f.function != "model"), workers=r.workers)
+    own = select_functions(sets, lambda f: f.function != "model")
+    engines = {name: model.engines for name, model in config.models.items()}
+    pool = replace(common, functions=own, workers=r.workers, models=engines)
     models = {
         json.dumps(f.options, sort_keys=True): f for fs in sets.values() for f in fs.values() if f.function == "model"
     }
@@ -75,11 +78,14 @@ def worker_name(service: int, index: int) -> str:
     return f"reward-{service}-{index}" if service else f"reward-{index}"
 
 
-def function_deadline(f: RewardFunction, timeout_s: float) -> float:
-    """Returns the seconds after which a function is stopped (0: never); longer than the function's own time limit."""
+def function_deadline(f: RewardFunction, timeout_s: float, asks: bool = False) -> float:
+    """Returns the seconds after which a function is stopped (0: never); longer than the function's own time limit.
+
+    `asks`: whether it asks a frozen model.
+    """
     if f.deadline_s is not None or not timeout_s:
         return f.deadline_s or timeout_s
-    if f.function == "model":
+    if f.function == "model" or (asks and f.function not in DEFAULT_TIMEOUT_S):
         return max(timeout_s, 120.0)
     if f.function in DEFAULT_TIMEOUT_S:
         own_timeout_s = f.options.get("timeout_s", DEFAULT_TIMEOUT_S[f.function])

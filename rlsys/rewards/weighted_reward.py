@@ -10,6 +10,7 @@ from typing import Any
 from rlsys.config.secrets import redact
 from rlsys.errors import ConfigError
 from rlsys.rewards.answer_score import AnswerScore
+from rlsys.rewards.asking import Ask
 from rlsys.rewards.functions import REWARDS
 from rlsys.types import Verdict
 
@@ -28,6 +29,7 @@ class WeightedReward:
     weight: float
     options: dict[str, Any]
     deadline_s: float  # 0: none
+    ask: Ask | None = None  # for functions with an argument of this name; None: there is no model to ask
     secret_variables: list[str] = field(default_factory=list)  # environment variables whose values no message may show
     batched: bool = field(init=False)
     is_async: bool = field(init=False)
@@ -54,6 +56,8 @@ class WeightedReward:
         available = as_columns(inputs) if self.batched else inputs[0]
         wanted = set(available if self.accepts_all else self.parameters) - self.config_only
         arguments = {name: value for name, value in available.items() if name in wanted} | self.options
+        if self.ask and "ask" in self.parameters:
+            arguments["ask"] = self.ask
         required = {n for n, p in self.parameters.items() if p.default is p.empty}
         for name in {"answer", "answers"} & required - set(arguments):
             arguments[name] = [None] * len(inputs) if name == "answers" else None  # the row has none
@@ -66,6 +70,8 @@ class WeightedReward:
         names = [
             n for n, p in self.parameters.items() if n in missing and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
+        if "ask" in names:
+            raise ConfigError("it has an argument `ask`, and the configuration names no model in `models` to be asked.")
         if names:
             raise ConfigError(
                 f"it asks for {', '.join(names)}, but a sample has only {', '.join(available)}. "

@@ -49,6 +49,7 @@ def hash_inputs(config: Config, changeable: tuple[str, ...]) -> dict[str, Files]
         "reference.path": config.reference.path,
         "model.adapter": config.model.adapter,
     }
+    paths |= {f"models.{name}.path": model.path for name, model in config.models.items()}
     sets = [config.reward.functions, *(source.reward for source in config.data.train.values())]
     for f in (f for functions in sets for f in functions.values() if f.function == "model"):
         paths[f"the reward model {f.options.get('path')}"] = str(f.options.get("path") or "")

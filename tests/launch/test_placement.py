@@ -70,6 +70,15 @@ def test_colocated_workers_share_a_gpu_and_the_reference_is_on_the_first() -> No
     assert with_critic[1] == (1, {"rollout-1": [0], "policy-1": [0]})
 
 
+def test_each_frozen_engine_has_a_gpu_of_its_own_in_training_and_evaluation() -> None:
+    two = "models={judge: {path: 'builtin:tiny', engines: 2}}"
+    own = [(1, {"model-judge-0": [0]}), (1, {"model-judge-1": [0]})]
+    assert bundles(two)[4:] == own
+    assert bundles(two, "cluster.placement=colocated")[2:] == own
+    assert bundles(two, training=False)[2:] == own
+    assert bundles(two, "cluster.device=cpu") == []
+
+
 def test_the_reference_is_on_gpus_by_default_and_on_cpus_if_asked() -> None:
     assert bundles("reference.kl_coef=0.1")[4:] == [(1, {"reference": [0]})]
     two = ["reference={kl_coef: 0.1, ranks: 2}"]

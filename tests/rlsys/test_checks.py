@@ -28,6 +28,14 @@ from rlsys.pipeline import SyncSchedule
             ["lr_schedule_steps (50)", "trainer.steps (100)", "rate of 0", "Use 100 or more, or null"],
         ),
         ("policy.lr_schedule_steps=200", ["lr_schedule_steps is 200", "constant has no end", "=null"]),
+        ("models={'Big Judge': {path: 'builtin:tiny'}}", ["models: `Big Judge`", "small letters, digits and _"]),
+        ("models={judge: {path: 'builtin:tiny', engines: 0}}", ["models.judge.engines is 0", "1 or more"]),
+        ("models={judge: {path: /nowhere/model}}", ["models.judge.path: /nowhere/model/config.json does not exist"]),
+        ("models={judge: {path: 'builtin:huge'}}", ["models.judge.path is `builtin:huge`", "the built-in models are"]),
+        (
+            "reward.functions={judge: {model: grader}}",
+            ["reward.functions.judge: `model` is 'grader'", "not in `models` (none)", "models: {judge: {path", "`url`"],
+        ),
         ("policy.sequence_parallel=0", ["policy.sequence_parallel is 0"]),
         (
             "policy.sequence_parallel=4 policy.ranks=6",

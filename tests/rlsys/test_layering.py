@@ -20,7 +20,7 @@ ROOMS = {
         *("sampling", "pipeline", "evaluation", "agreement", "updates"),
         *("metrics", "trainer", "checks"),
     ],
-    "workers": ["fleet", "start", "processes", "sync", "cpu", "reward", "rollout", "episodes", "learner"],
+    "workers": ["fleet", "start", "processes", "sync", "cpu", "reward", "rollout", "frozen", "episodes", "learner"],
     "launch": [
         *(
             "printing",

@@ -4,6 +4,7 @@
            ◀── {"ready": true, …}, or {"problem": sentence}   once, when the functions are imported
            ◀── {"running": [numbers], "seconds": s, "where": "thread"}   only these run in the main thread now
            ◀── {"running": [numbers], "seconds": s, "where": "loop"}     these run in the event loop, with others
+               sent again, their deadline begins anew: they wait for an engine that is being replaced
            ◀── {"verdict": number, "score": …, …}
            ◀── {"idle": true}                                 its main thread is free: the next list may come
            ◀── {"retire": reason}                             it wants to be replaced; its other samples are retried
@@ -29,6 +30,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from rlsys.rewards.asking import Ask
 from rlsys.rewards.functions import NOTES
 from rlsys.rewards.settings import RewardSettings
 from rlsys.types import Verdict
@@ -48,7 +50,8 @@ class RewardServer:
         self.connection, self.settings, self.lock = connection, settings, threading.Lock()
         self.pid = os.getpid()
         self.judges = {
-            name: Judge(functions, timeout_s=settings.timeout_s) for name, functions in settings.functions.items()
+            name: Judge(functions, timeout_s=settings.timeout_s, ask=Ask(settings.models) if settings.models else None)
+            for name, functions in settings.functions.items()
         }
         self.batched = any(judge.batched for judge in self.judges.values())
         self.retire_reason = ""  # why it wants to be replaced
@@ -124,9 +127,13 @@ class RewardServer:
 
     async def judge_async(self, judge: "Judge", numbers: list[int], inputs: list[Any], parts: list[Any]) -> None:
         async with self.loop_slots:
-            self.send(running=numbers, seconds=judge.async_limit_s + GRACE_S, where="loop")
+
+            def start() -> None:
+                self.send(running=numbers, seconds=judge.async_limit_s + GRACE_S, where="loop")
+
+            start()
             try:
-                await judge.judge_async(inputs, parts)
+                await judge.judge_async(inputs, parts, restart=start)
             except asyncio.CancelledError:  # a function cancelled the task it runs in
                 error = RuntimeError("it cancelled its own task")
                 parts = [{r.name: r.error_verdict(error) for r in judge.async_rewards} for _ in numbers]

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from rlsys.config.schema import Config
+from rlsys.rewards.asking import LOGS
 from rlsys.runs.timeline import open_timeline
 from workers.fleet.process_registry import register_process
 from workers.fleet.stacks import enable_stack_dumps
@@ -15,6 +16,7 @@ def setup_worker_process(name: str, logs: str) -> None:
         file = os.open(Path(logs) / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:  # on another host without the run directory: Ray's own logs keep the output
         return
+    os.environ[LOGS] = logs
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)

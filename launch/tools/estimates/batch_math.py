@@ -164,6 +164,8 @@ def process_rows(c: Config) -> list[tuple[str, int, str]]:
             f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}{_threads(c.policy.threads)}{_lora(c)}",
         ),
     ]
+    device = "GPU" if c.cluster.device == "gpu" else "CPU"
+    rows += [(name, m.engines, f"{m.path}, frozen, vLLM, {c.rollout.dtype}, {device}") for name, m in c.models.items()]
     if has_reference_worker(c):
         model, stage = c.reference.path or "the model of step 0", ", ZeRO 3" * (c.reference.zero_stage == 3)
         rows.append(("reference", c.reference.ranks, f"{model}, frozen, {c.policy.dtype}{stage}"))

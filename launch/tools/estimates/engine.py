@@ -1,5 +1,7 @@
 """What a rollout engine holds in memory."""
 
+from dataclasses import replace
+
 from launch.tools.estimates.adapters import merge_bytes
 from launch.tools.estimates.cache import engine_blocks, sequence_bytes
 from launch.tools.estimates.devices import GIB
@@ -41,6 +43,21 @@ def engine_memory(c: Config, model: ModelShape, lengths: SequenceLengths, gpu_by
         device["sync"] = add_parts(device["sync"], {"activations": merge_bytes(c, model)})
     host: Moments = {"load": {"fixed": 2.0 * IMPORT_MIB["rollout"] * MIB}}  # the actor and its engine core
     return ProcessMemory("rollout", c.rollout.engines, host=host, device=device, gpus=c.rollout.tensor_parallel)
+
+
+def frozen_engine_memory(c: Config, model: ModelShape, lengths: SequenceLengths, gpu_bytes: float) -> ProcessMemory:
+    """An engine on one device that never gets other weights."""
+    alone = replace(c, rollout=replace(c.rollout, tensor_parallel=1), cluster=replace(c.cluster, placement="separate"))
+    memory = engine_memory(alone, model, lengths, gpu_bytes)
+    return replace(memory, host=without_sync(memory.host), device=without_sync(memory.device))
+
+
+def without_sync(moments: Moments) -> Moments:
+    return {
+        moment: {name: size for name, size in parts.items() if name != "buckets"}
+        for moment, parts in moments.items()
+        if moment != "sync"
+    }
 
 
 def engine_on_cpu(c: Config, model: ModelShape, lengths: SequenceLengths) -> ProcessMemory:

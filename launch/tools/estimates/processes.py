@@ -1,10 +1,10 @@
 """What every process of a run holds in memory."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launch.roles import in_placing_order, roles_of
-from launch.tools.estimates.engine import engine_memory
+from launch.tools.estimates.engine import engine_memory, frozen_engine_memory
 from launch.tools.estimates.learner import learner_memory
 from launch.tools.estimates.memory import IMPORT_MIB, MIB, Parts, ProcessMemory, SequenceLengths
 from launch.tools.estimates.scorers import reference_memory, reward_model_memory
@@ -77,6 +77,16 @@ def reward_workers(run: Estimated) -> Processes:
     return processes
 
 
+def frozen_engines(run: Estimated) -> Processes:
+    """None of a model of unknown shape."""
+    processes = Processes()
+    for name, model in run.config.models.items():
+        if shape := run.other_models.get(model.path):
+            memory = frozen_engine_memory(run.config, shape, run.lengths, run.gpu_bytes)
+            processes[f"model-{name}"] = replace(memory, role=f"model-{name}", count=model.engines)
+    return processes
+
+
 def imports(role: str) -> Parts:
     return {"fixed": float(IMPORT_MIB[role] * MIB)}
 
@@ -88,4 +98,5 @@ MEMORY: dict[str, Callable[[Estimated], Processes]] = {
     "critic": critic_ranks,
     "reference": references,
     "reward": reward_workers,
+    "model": frozen_engines,
 }

@@ -106,6 +106,7 @@ def find_other_models(config: Config) -> tuple[dict[str, ModelShape], list[str]]
     services = [service for service in reward_services(config) if service.model_options]
     roles = {service.model_options.get("path", ""): "reward model" for service in services}
     roles |= {config.reference.path: "reference"} if config.reference.path else {}
+    roles |= {model.path: f"the model {name}" for name, model in config.models.items()}
     for path, role in roles.items():
         try:
             if shape_and_source := find_model_shape(path):
