@@ -22,13 +22,12 @@ from workers.learner.gpu_memory import (
     freeze_started_objects,
 )
 from workers.learner.ranks import LearnerGroup, LearnerRank, share_facts
-from workers.learner.weight_sync import WeightSync
 from workers.learner.zero import ZeroEngine
-from workers.rollout.rollout_group import RolloutGroup
 from workers.sync import SENDERS, Message
 from workers.sync.adapters import AdapterSender
 from workers.sync.disk_format import is_converted
 from workers.sync.sending import PolicyWeights, WeightSender
+from workers.sync.weight_sync import Engines, WeightSync
 
 
 class PolicyRank(LearnerRank):
@@ -109,10 +108,10 @@ class PolicyRank(LearnerRank):
         """Called on all ranks before engines on the same GPUs wake."""
         free_gpu_memory(self.config)
 
-    @recorded(lambda _, part, *loaded: {"part": part})
-    def send(self, part: int, *loaded: None) -> Any:
+    @recorded(lambda _, bucket, *loaded: {"part": bucket})
+    def send(self, bucket: int, *loaded: None) -> Any:
         """`loaded`: answers of engines. Ray waits for them before it makes this call."""
-        return self.weight_sender.send(part, self.config.sync.verify)
+        return self.weight_sender.send(bucket, self.config.sync.verify)
 
     def fingerprints(self) -> dict[str, list[int]]:
         return self.weight_sender.fingerprints()
@@ -191,7 +190,7 @@ class PolicyGroup(LearnerGroup):
         self.transport = transport
         self.mixers: list[str] = self.start_ranks(model, transport)[0]
 
-    def connect(self, engines: RolloutGroup) -> None:
+    def connect(self, engines: Engines) -> None:
         """Connects the ranks with the engines, which get their weights from these ranks from now on."""
         self.weight_sync = WeightSync(self, engines, self.transport)
 

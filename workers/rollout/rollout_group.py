@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 from rlsys.config.schema import Config
@@ -12,16 +11,7 @@ from workers.fleet.replaceable_workers import MAX_ATTEMPTS, ReplaceableWorkers
 from workers.fleet.watchdog import Watchdog
 from workers.rollout.generation import Generation
 from workers.sync import SENDERS, Message
-from workers.sync.transport import PartRefs
-
-
-@dataclass(frozen=True)
-class WeightUpdate:
-    """One version of the weights on its way to the engines."""
-
-    parts: list[PartRefs]  # what the ranks answer for each part
-    version: int
-    fingerprints: dict[str, str]  # the policy's, by tensor, once everything is sent; empty without `sync.verify`
+from workers.sync.weight_sync import WeightUpdate
 
 
 class RolloutGroup:

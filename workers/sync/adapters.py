@@ -10,11 +10,12 @@ random adapters, and are verified.
 """
 
 from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rlsys.errors import ConfigError
 from workers.sync.layout import ManifestEntry, NamedTensors, split_into_buckets
-from workers.sync.outgoing import OutgoingWeights
+from workers.sync.outgoing import OutgoingBucket
 from workers.sync.sending import PolicyWeights, WeightSender, lies_as_sent
 from workers.sync.transport import Message, Sender
 from workers.sync.verify import list_names
@@ -50,11 +51,11 @@ class AdapterMatrices(PolicyWeights):
             for matrix, (_, dtype, _) in zip(self.matrices.values(), self.manifest(), strict=True)
         )
 
-    def full_buckets(self, entries: list[ManifestEntry] | None = None) -> Iterator[NamedTensors]:
-        for bucket in split_into_buckets(self.manifest() if entries is None else entries):
-            matrices = {name: self.matrices[name] for name, *_ in bucket}
-            with self.engine.gathered(*matrices.values()):
-                yield list(matrices.items())
+    @contextmanager
+    def whole(self, entries: list[ManifestEntry]) -> Iterator[NamedTensors]:
+        matrices = {name: self.matrices[name] for name, *_ in entries}
+        with self.engine.gathered(*matrices.values()):
+            yield list(matrices.items())
 
 
 class AdapterSender(WeightSender):
@@ -78,18 +79,18 @@ class AdapterSender(WeightSender):
 
     def fingerprints(self) -> dict[str, list[int]]:
         """Returns the fingerprints of all weights that the policy computes with. Those of the base stay as they are."""
-        verify = self.outgoing.verify
         super().fingerprints()
-        if not verify:
+        if not self.verify:
             return {}
-        buckets, is_first = self.merged.full_buckets(self.unread), self.merged.rank == 0
-        outgoing = OutgoingWeights(buckets, (), self.merged.dtype, is_first, self.by_position, self.merged.uncast)
-        for _ in outgoing.cast_tensors():  # on all ranks, because ZeRO 3 gathers
-            pass
-        layers = self.matrices.layers
+        layers, current = self.matrices.layers, dict[str, list[int]]()
+        for number, entries in enumerate(split_into_buckets(self.unread)):
+            with self.merged.own(entries, whole_of_all_ranks=False) as shards:  # on all ranks, because ZeRO 3 gathers
+                bucket = OutgoingBucket(number, entries, shards, by_position=self.by_position)
+                bucket.cast()
+            current |= bucket.fingerprints
         self.unread = [entry for entry in self.unread if entry[0] in layers]
-        self.base_fingerprints |= {name: f for name, f in outgoing.fingerprints.items() if name not in layers}
-        return self.base_fingerprints | outgoing.fingerprints
+        self.base_fingerprints |= {name: f for name, f in current.items() if name not in layers}
+        return self.base_fingerprints | current
 
 
 class AdapterMerger:

@@ -1,11 +1,11 @@
 """Weights within a GPU that a policy rank and an engine share: the engine opens the rank's memory and copies from it.
 
-connection info:  {"parts", "in_place"}
+connection info:  {"in_place"}
 every rank:       answers {"gpu": uuid, "tensors": [(name, dtype, shape), …], "handles"}
 every engine:     picks the handles of its own GPU, through vLLM's `ipc` backend
 every rank:       releases the memory once all engines have loaded
 
-in place    weights that lie on the GPU whole and in the engines' dtype are read where they are: one part, a handle each
+in place    weights that lie on the GPU whole and in the engines' dtype are read where they are: one bucket, a handle each
 otherwise   a rank gathers, casts and copies bucket by bucket into one block of memory, which has one handle. It fills
             the block again when all engines have loaded the last bucket
 
@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator
 from dataclasses import fields
 from typing import Any
 
-from workers.sync.layout import DTYPE_BYTES, ManifestEntry, NamedTensors, split_into_buckets
-from workers.sync.outgoing import OutgoingWeights
+from workers.sync.layout import DTYPE_BYTES, ManifestEntry
+from workers.sync.outgoing import OutgoingBucket
 from workers.sync.transport import Message, PartRefs, wait_for_part
 
 
@@ -27,40 +27,43 @@ class CudaIpcSender:
     reuses_memory = True
     replayable = False
     sends_shards = False
+    reads_in_place = True
 
     def __init__(self, rank: int, senders: int, receivers: int):
         self.exports = Exports()
         self.block: Any = None  # of memory; a sync allocates it, and frees it at the end
 
-    def connection_info(self, manifest: list[ManifestEntry], in_place: bool) -> Message:
-        self.buckets, self.in_place = [manifest] if in_place else split_into_buckets(manifest), in_place
-        return {"parts": len(self.buckets), "in_place": in_place}
+    def connection_info(self, buckets: list[list[ManifestEntry]], in_place: bool) -> Message:
+        self.buckets, self.in_place = buckets, in_place
+        return {"in_place": in_place}
 
     def connect(self, info: Message) -> None:
         pass
 
-    def send(self, outgoing: OutgoingWeights, part: int) -> Message:
+    def send(self, bucket: OutgoingBucket) -> Message:
         import torch
 
         if self.in_place:
-            handles: Any = [self.exports.export(weight) for _, weight in outgoing.cast_tensors()]
+            handles: Any = [self.exports.export(weight) for weight in bucket.cast()]
         else:
-            handles = self.exports.export(self.fill_block(outgoing, next(outgoing.full_buckets), self.buckets[part]))
+            handles = self.exports.export(self.fill_block(bucket))
         torch.cuda.synchronize()
         gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        return {"gpu": gpu, "tensors": self.buckets[part], "handles": handles}
+        return {"gpu": gpu, "tensors": bucket.entries, "handles": handles}
 
-    def fill_block(self, outgoing: OutgoingWeights, bucket: NamedTensors, entries: list[ManifestEntry]) -> Any:
+    def fill_block(self, bucket: OutgoingBucket) -> Any:
         """Copies a bucket into the block, without gaps, as vLLM reads it."""
         import torch
 
         if self.block is None:
-            size = max(sum(map(entry_bytes, bucket)) for bucket in self.buckets)
+            size = max(sum(map(entry_bytes, entries)) for entries in self.buckets)
             self.block = torch.empty(0, dtype=torch.uint8).cuda().new_empty(size)
-        sizes = [entry_bytes(entry) for entry in entries]
+        sizes = [entry_bytes(entry) for entry in bucket.entries]
         places = self.block[: sum(sizes)].split(sizes)
-        targets = [place.view(getattr(torch, dtype)) for place, (_, dtype, _) in zip(places, entries, strict=True)]
-        outgoing.copy_bucket([(name, 0, tensor) for name, tensor in bucket], targets)
+        targets = [
+            place.view(getattr(torch, dtype)) for place, (_, dtype, _) in zip(places, bucket.entries, strict=True)
+        ]
+        bucket.copy_to(targets)
         return self.block
 
     def finish_send(self) -> None:

@@ -1,6 +1,6 @@
 """Weights between GPUs by NCCL broadcast, in a group of the policy ranks that send and of all engine workers.
 
-connection info:  {"parts": 1, "address", "port", "world", "senders", "buckets": [[(name, dtype, shape), …], …]}
+connection info:  {"address", "port", "world", "senders", "buckets": [[(name, dtype, shape), …], …]}
 senders:          ranks 0, 1, … of the group. With ZeRO 3 all ranks send, otherwise rank 0
 every engine:     its workers join the group, after the senders
 every sender:     for each bucket, broadcasts a packet with its shards of the bucket's tensors, in turn
@@ -24,8 +24,8 @@ from workers.fleet.ray_cluster import node_address
 from workers.start.nccl_settings import NcclSettings, nccl_settings, require_same_settings
 from workers.start.network import choose_interface, print_network
 from workers.start.ports import free_port
-from workers.sync.layout import ManifestEntry, plan_packet, split_into_buckets, tensor_views
-from workers.sync.outgoing import OutgoingWeights
+from workers.sync.layout import ManifestEntry, plan_packet, tensor_views
+from workers.sync.outgoing import OutgoingBucket
 from workers.sync.transport import Message, PartRefs
 
 BACKEND = "rlsys_nccl"
@@ -36,21 +36,20 @@ class NcclSender:
     reuses_memory = False
     replayable = False
     sends_shards = True
+    reads_in_place = False
 
     def __init__(self, rank: int, senders: int, receivers: int):
         self.rank, self.senders, self.world = rank, senders, senders + receivers
 
-    def connection_info(self, manifest: list[ManifestEntry], in_place: bool) -> Message:
-        self.buckets = split_into_buckets(manifest)
+    def connection_info(self, buckets: list[list[ManifestEntry]], in_place: bool) -> Message:
         if self.rank:
             return {}
         return {
-            "parts": 1,
             "address": node_address(),
             "port": free_port(),
             "world": self.world,
             "senders": self.senders,
-            "buckets": self.buckets,
+            "buckets": buckets,
             "settings": asdict(nccl_settings(node_address())),
         }
 
@@ -70,27 +69,26 @@ class NcclSender:
         self.communicator = PyNcclCommunicator(group, device=torch.cuda.current_device())
         torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)  # vLLM's import turns it off, on this rank alone
 
-    def send(self, outgoing: OutgoingWeights, part: int) -> None:
+    def send(self, bucket: OutgoingBucket) -> None:
         if self.rank >= self.senders:
-            for _ in outgoing.shard_buckets:  # takes part in gathering what ZeRO 3 divides
-                pass
             return
         import torch
 
-        for bucket, shards in zip(self.buckets, outgoing.shard_buckets, strict=True):
-            with self.streams.next():
-                layout, size = plan_packet(bucket, self.rank, self.senders)
-                own = torch.empty(size, dtype=torch.uint8, device=self.communicator.device)
-                outgoing.copy_bucket(shards, [copy for _, copy in tensor_views(own, layout) if len(copy)])
-                for sender in range(self.senders):
-                    _, size = plan_packet(bucket, sender, self.senders)
-                    packet = own if sender == self.rank else own.new_empty(size)
-                    if size:
-                        self.communicator.broadcast(packet, src=sender)
-        torch.cuda.synchronize()
+        with self.streams.next():
+            layout, size = plan_packet(bucket.entries, self.rank, self.senders)
+            own = torch.empty(size, dtype=torch.uint8, device=self.communicator.device)
+            bucket.copy_to([copy for _, copy in tensor_views(own, layout) if len(copy)])
+            for sender in range(self.senders):
+                _, size = plan_packet(bucket.entries, sender, self.senders)
+                packet = own if sender == self.rank else own.new_empty(size)
+                if size:
+                    self.communicator.broadcast(packet, src=sender)
 
     def finish_send(self) -> None:
-        pass
+        if self.rank < self.senders:
+            import torch
+
+            torch.cuda.synchronize()
 
 
 class Streams:

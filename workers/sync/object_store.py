@@ -1,6 +1,6 @@
 """Weights between hosts through Ray's object store, which moves them once per host.
 
-connection info:  {"parts", "layouts": [[(name, dtype, shape, offset), …], …], "size": bytes of the largest bucket}
+connection info:  {"layouts": [[(name, dtype, shape, offset), …], …], "size": bytes of the largest bucket}
 every rank:       answers each bucket with its shards: (bytes, [(to, from, count), …]);
                   or rank 0 with whole tensors, and the others with nothing
 every engine:     fetches each bucket. If one rank sent all of it, and vLLM's worker is in this process, the worker gets
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from workers.sync.host_memory import HostMemory
-from workers.sync.layout import DTYPE_BYTES, ManifestEntry, plan_layout, split_into_buckets, tensor_views
-from workers.sync.outgoing import OutgoingWeights
+from workers.sync.layout import DTYPE_BYTES, ManifestEntry, plan_layout, tensor_views
+from workers.sync.outgoing import OutgoingBucket
 from workers.sync.transport import Message, PartRefs, wait_for_part
 from workers.sync.vllm_backend import BACKEND
 
@@ -30,26 +30,26 @@ class ObjectStoreSender:
     reuses_memory = False
     replayable = True
     sends_shards = True
+    reads_in_place = False
 
     def __init__(self, rank: int, senders: int, receivers: int):
         import torch
 
         self.memory = torch.empty(0, dtype=torch.uint8)
 
-    def connection_info(self, manifest: list[ManifestEntry], in_place: bool) -> Message:
-        self.layouts, sizes = zip(*(plan_layout(bucket) for bucket in split_into_buckets(manifest)), strict=True)
-        return {"parts": len(sizes), "layouts": self.layouts, "size": max(sizes)}
+    def connection_info(self, buckets: list[list[ManifestEntry]], in_place: bool) -> Message:
+        self.layouts, sizes = zip(*(plan_layout(bucket) for bucket in buckets), strict=True)
+        return {"layouts": self.layouts, "size": max(sizes)}
 
     def connect(self, info: Message) -> None:
         pass
 
-    def send(self, outgoing: OutgoingWeights, part: int) -> Pieces:
-        shards = next(outgoing.shard_buckets)
-        slots = {name: (dtype, offset) for name, dtype, _, offset in self.layouts[part]}
+    def send(self, bucket: OutgoingBucket) -> Pieces:
+        shards, slots = bucket.shards, {name: (dtype, offset) for name, dtype, _, offset in self.layouts[bucket.number]}
         local, size = plan_layout([(name, slots[name][0], [elements.numel()]) for name, _, elements in shards])
         if size > len(self.memory):  # it is kept, because the first access to each page is slow
             self.memory = self.memory.new_empty(size)
-        outgoing.copy_bucket(shards, [copy for _, copy in tensor_views(self.memory, local)])
+        bucket.copy_to([copy for _, copy in tensor_views(self.memory, local)])
         moves = []
         for (name, first, elements), (_, dtype, _, offset) in zip(shards, local, strict=True):
             to = slots[name][1] + first * DTYPE_BYTES[dtype]

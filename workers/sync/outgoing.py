@@ -1,53 +1,52 @@
-"""Weights on their way out of the policy: cast, checked, fingerprinted and copied in a single pass.
+"""A bucket of weights on its way out of the policy: cast, checked, fingerprinted and copied in a single pass.
 
 A sync is bound by memory. So each tensor is read once: on CPU in blocks that stay in a core's cache for all four steps,
 with parts of tensors in parallel, and on a GPU by one kernel.
 """
 
 import math
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from workers.sync import fingerprint
-from workers.sync.layout import NamedTensors, Shard
+from workers.sync.layout import ManifestEntry, Shard
 from workers.sync.parallel import parallel_map
 
 BLOCK = 1 << 17  # elements: half a megabyte in float32
 
 
-class OutgoingWeights:
-    """The weights of one sync, bucket by bucket. A transport goes through them once, on every rank, in one of two ways:
+class OutgoingBucket:
+    """What a rank sends at a time. A transport either copies all of it, or casts all of it.
 
-    outgoing.full_buckets   whole tensors, the same on all ranks; with ZeRO 3 they are gathered bucket by bucket
-    outgoing.shard_buckets  what this rank sends of each bucket: its own shards, without waiting for other ranks;
-                            or on rank 0 whole tensors, and nothing on the others
+    number    of the bucket in the plan, from 0
+    entries   its tensors as they are sent, whole: the same on all ranks
+    shards    what this rank sends of them: its own shards, or whole tensors, or nothing
 
-    OutgoingWeights([[("model.norm.weight", tensor [896])]], [[("model.norm.weight", 0, tensor [896])]], torch.bfloat16)
+    OutgoingBucket(3, [("model.norm.weight", "bfloat16", [896])], [("model.norm.weight", 0, tensor [896])])
 
     `fingerprints` collects, by tensor, the fingerprint of each part that was copied or cast, unless `verify` is off.
-    Tensors take the dtype of the memory that they are copied to, else `dtype`, except those that `uncast` names.
     """
 
     def __init__(
         self,
-        full_buckets: Iterable[NamedTensors],
-        shard_buckets: Iterable[list[Shard]],
-        dtype: Any,
+        number: int,
+        entries: list[ManifestEntry],
+        shards: list[Shard],
         verify: bool = True,
         by_position: bool = False,
-        uncast: Container[str] = (),
     ):
-        self.full_buckets, self.shard_buckets = iter(full_buckets), iter(shard_buckets)
-        self.dtype, self.verify, self.by_position, self.uncast = dtype, verify, by_position, uncast
+        self.number, self.entries, self.shards = number, entries, shards
+        self.verify, self.by_position = verify, by_position
         self.fingerprints: dict[str, list[int]] = {}
 
     # --- tensor by tensor ---------------------------------------------------------------------------------------------
 
-    def cast_tensors(self) -> Iterator[tuple[str, Any]]:
-        """Yields whole tensors in the engines' dtype."""
-        for bucket in self.full_buckets:
-            for name, tensor in bucket:
-                yield name, self.cast_and_check(name, tensor, tensor.dtype if name in self.uncast else self.dtype)
+    def cast(self) -> list[Any]:
+        """Returns the shards as they are sent: where they lie, if they need no cast."""
+        import torch
+
+        dtypes = {name: getattr(torch, dtype) for name, dtype, _ in self.entries}
+        return [self.cast_and_check(name, tensor, dtypes[name], first) for name, first, tensor in self.shards]
 
     def cast_and_check(self, name: str, tensor: Any, dtype: Any, first: int = 0) -> Any:
         """`first`: where a shard begins in the whole tensor."""
@@ -66,24 +65,27 @@ class OutgoingWeights:
             return fingerprint.hash_with_positions(flat, flat.shape, (first, 0))
         return fingerprint.hash_bytes(tensor)
 
-    # --- into a bucket ------------------------------------------------------------------------------------------------
+    # --- into memory --------------------------------------------------------------------------------------------------
 
-    def copy_bucket(self, bucket: list[Shard], targets: list[Any]) -> None:
-        """Copies shards to flat tensors of the same sizes, in host memory or on the GPU."""
+    def copy_to(self, targets: list[Any]) -> None:
+        """Copies the shards to flat tensors of their sizes and of the dtypes that are sent, in host memory or on the GPU."""
         if any(map(fingerprint.has_kernel, targets)):
             self.pass_on_gpu(
-                [(name, first, tensor.to(t.device)) for (name, first, tensor), t in zip(bucket, targets, strict=True)],
+                [
+                    (name, first, tensor.to(t.device))
+                    for (name, first, tensor), t in zip(self.shards, targets, strict=True)
+                ],
                 targets,
             )
             return
         # What hashes blocks in a core's cache hashes bytes only, and blocks on a GPU have no cache to stay in.
-        if self.by_position or any(tensor.device.type != "cpu" for *_, tensor in bucket):
-            for (name, first, tensor), target in zip(bucket, targets, strict=True):
+        if self.by_position or any(tensor.device.type != "cpu" for *_, tensor in self.shards):
+            for (name, first, tensor), target in zip(self.shards, targets, strict=True):
                 target.copy_(self.cast_and_check(name, tensor, target.dtype, first).reshape(-1))
             return
         parts = [
             (name, part, target_part)
-            for (name, _, tensor), target in zip(bucket, targets, strict=True)
+            for (name, _, tensor), target in zip(self.shards, targets, strict=True)
             for part, target_part in zip(
                 fingerprint.split_for_hashing(tensor), fingerprint.split_for_hashing(target), strict=True
             )
@@ -105,7 +107,7 @@ class OutgoingWeights:
             require_finite(name, part.to(target.dtype))
         return running.value()
 
-    def pass_on_gpu(self, bucket: list[Shard], targets: list[Any]) -> None:
+    def pass_on_gpu(self, shards: list[Shard], targets: list[Any]) -> None:
         """Casts, checks, fingerprints and copies in one pass over memory, and waits for the results of all at once.
 
         A target of None: the shard is not copied.
@@ -114,11 +116,11 @@ class OutgoingWeights:
 
         from workers.sync.fingerprint_kernel import copy_and_hash
 
-        flat = [tensor.detach().reshape(-1) for *_, tensor in bucket]
+        flat = [tensor.detach().reshape(-1) for *_, tensor in shards]
         results = [
-            copy_and_hash(x, target, first) for x, target, (_, first, _) in zip(flat, targets, bucket, strict=True)
+            copy_and_hash(x, target, first) for x, target, (_, first, _) in zip(flat, targets, shards, strict=True)
         ]
-        for (name, *_), (number, bad) in zip(bucket, torch.stack(results).tolist(), strict=True):
+        for (name, *_), (number, bad) in zip(shards, torch.stack(results).tolist(), strict=True):
             if bad:
                 raise not_finite(name)
             if self.verify:

@@ -1,13 +1,13 @@
 """A policy rank's half of a sync: its weights, whole or as the shards that it holds, and how it sends them."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from rlsys.errors import ConfigError
 from workers.sync.disk_format import is_converted, to_disk_format
 from workers.sync.layout import ManifestEntry, NamedTensors, Shard, split_into_buckets
-from workers.sync.outgoing import OutgoingWeights
+from workers.sync.outgoing import OutgoingBucket
 from workers.sync.transport import Message, Sender
 
 # Routers choose experts by them. transformers keeps most of them as buffers, in float32, and vLLM as parameters. Other
@@ -65,20 +65,29 @@ class PolicyWeights:
             for name, tensor in self.base_tensors().items()
         )
 
-    def full_buckets(self, entries: list[ManifestEntry] | None = None) -> Iterator[NamedTensors]:
-        """Yields whole tensors by bucket. With ZeRO 3, a bucket is valid until the next one. A tied head comes once.
-
-        `entries`: a part of the manifest. None: all of it.
-        """
+    @contextmanager
+    def whole(self, entries: list[ManifestEntry]) -> Iterator[NamedTensors]:
+        """While it is open, these tensors of the manifest are whole. With ZeRO 3 all ranks take part."""
         parameters = self.base_tensors()
-        for bucket in split_into_buckets(self.manifest() if entries is None else entries):
-            names = dict.fromkeys(self.parameter_of[name] for name, _, _ in bucket)
-            layers = {name: self.adapted_layer(name) for name in names}
-            adapters = [matrix for layer in layers.values() if layer for matrix in (layer.lora_A, layer.lora_B)]
-            with self.engine.gathered(*(parameters[name] for name in names), *adapters):
-                weights = {name: layer.merged() if layer else parameters[name] for name, layer in layers.items()}
-                tensors = dict(t for name in names for t in to_disk_format(self.model, name, weights[name]))
-                yield [(name, tensors[name]) for name, _, _ in bucket]
+        names = dict.fromkeys(self.parameter_of[name] for name, _, _ in entries)
+        layers = {name: self.adapted_layer(name) for name in names}
+        adapters = [matrix for layer in layers.values() if layer for matrix in (layer.lora_A, layer.lora_B)]
+        with self.engine.gathered(*(parameters[name] for name in names), *adapters):
+            weights = {name: layer.merged() if layer else parameters[name] for name, layer in layers.items()}
+            tensors = dict(t for name in names for t in to_disk_format(self.model, name, weights[name]))
+            yield [(name, tensors[name]) for name, _, _ in entries]
+
+    @contextmanager
+    def own(self, entries: list[ManifestEntry], whole_of_all_ranks: bool) -> Iterator[list[Shard]]:
+        """What this rank sends of a bucket: its shards; or whole tensors, on rank 0 or on all ranks."""
+        if self.shards == 1:
+            with self.whole(entries) as tensors:
+                sends = whole_of_all_ranks or self.rank == 0
+                yield [(name, 0, tensor) for name, tensor in tensors if sends]
+            return
+        parameters = self.base_tensors()
+        local = [(name, *self.engine.local_shard(parameters[name])) for name, _, _ in entries]
+        yield [(name, first, elements) for name, first, elements in local if len(elements)]
 
     def adapted_layer(self, parameter: str) -> Any:
         """The layer whose weight the parameter is if it has an adapter, else None."""
@@ -88,54 +97,45 @@ class PolicyWeights:
         layer = self.model.get_submodule(module)
         return layer if kind == "weight" and isinstance(layer, LoraLinear) else None
 
-    def shard_buckets(self) -> Iterator[list[Shard]]:
-        """Yields what this rank sends of each bucket: its shards; or on rank 0 whole tensors, on the others nothing."""
-        if self.shards == 1:
-            for bucket in self.full_buckets():
-                yield [(name, 0, tensor) for name, tensor in bucket if self.rank == 0]
-            return
-        parameters = self.base_tensors()
-        for entries in split_into_buckets(self.manifest()):
-            local = [(name, *self.engine.local_shard(parameters[name])) for name, _, _ in entries]
-            yield [(name, first, elements) for name, first, elements in local if len(elements)]
-
 
 class WeightSender:
-    """One policy rank's half of every sync: it hands the weights to the transport, part by part."""
+    """One policy rank's half of every sync: it hands the weights to the transport, bucket by bucket."""
 
     def __init__(self, weights: PolicyWeights, transport: Sender, by_position: bool):
         self.weights, self.transport, self.by_position = weights, transport, by_position
         self.failure: Exception | None = None
+        self.sent: dict[str, list[int]] = {}  # fingerprints of the present sync's buckets
 
     def connection_info(self) -> Message:
-        """Returns what the engines need to know once, when they connect."""
-        manifest = self.weights.manifest()
+        """Plans the buckets. Returns what the engines need to know once, when they connect."""
+        manifest, in_place = self.weights.manifest(), self.transport.reads_in_place and self.weights.lie_as_sent()
+        # Weights that engines read in place need no memory for a copy, so they are one bucket.
+        self.buckets = [manifest] if in_place else split_into_buckets(manifest)
         shared = {"manifest": manifest, "shards": self.weights.shards, "by_position": self.by_position}
-        return self.transport.connection_info(manifest, self.weights.lie_as_sent()) | shared
+        return self.transport.connection_info(self.buckets, in_place) | shared | {"parts": len(self.buckets)}
 
-    def send(self, part: int, verify: bool) -> Any:
-        """Sends the next part. Returns what the engines need to load it. Once a part fails, all later parts fail."""
-        if part == 0:
-            weights = self.weights
-            buckets = weights.full_buckets(), weights.shard_buckets()
-            self.outgoing = OutgoingWeights(*buckets, weights.dtype, verify, self.by_position, weights.uncast)
-            self.failure = None
+    def send(self, number: int, verify: bool) -> Any:
+        """Sends a bucket. Returns what the engines need to load it. Once a bucket fails, all later ones fail."""
+        if number == 0:
+            self.sent, self.failure, self.verify = {}, None, verify
         if self.failure:
             raise self.failure
+        entries = self.buckets[number]
         try:
-            return self.transport.send(self.outgoing, part)
+            with self.weights.own(entries, whole_of_all_ranks=not self.transport.sends_shards) as shards:
+                bucket = OutgoingBucket(number, entries, shards, verify, self.by_position)
+                answer = self.transport.send(bucket)
+            self.sent |= bucket.fingerprints
+            return answer
         except Exception as error:
             self.failure = error
             raise
 
     def fingerprints(self) -> dict[str, list[int]]:
-        """Returns the fingerprints of all that this rank has sent since part 0."""
+        """Returns the fingerprints of all that this rank has sent since bucket 0."""
         if self.failure:
             raise self.failure
-        sends = self.weights.rank == 0 or self.weights.shards > 1
-        fingerprints = self.outgoing.fingerprints if sends else {}
-        del self.outgoing  # releases the bucket that ZeRO 3 has gathered
-        return fingerprints
+        return self.sent if self.weights.rank == 0 or self.weights.shards > 1 else {}
 
 
 def refuse_fused(model: Any, parameter: str, names: list[str], parameter_of: dict[str, str]) -> None:

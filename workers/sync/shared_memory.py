@@ -1,6 +1,6 @@
 """Weights between processes of one host: the ranks write them to one block of memory, and every engine maps it.
 
-connection info:  {"parts", "path": "/proc/123/fd/9", "buckets": [[(name, dtype, shape, offset), …], …]}, from rank 0
+connection info:  {"path": "/proc/123/fd/9", "buckets": [[(name, dtype, shape, offset), …], …]}, from rank 0
 every rank:       maps the path and copies its shards, bucket by bucket; or rank 0 copies whole tensors
 every engine:     maps the path and loads each bucket as soon as all ranks have written it
 
@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from workers.sync.host_memory import CachedMapping, HostMemory
-from workers.sync.layout import ManifestEntry, plan_layout, shard_views, split_into_buckets
-from workers.sync.outgoing import OutgoingWeights
+from workers.sync.layout import ManifestEntry, plan_layout, shard_views
+from workers.sync.outgoing import OutgoingBucket
 from workers.sync.transport import Message, PartRefs, wait_for_part
 from workers.sync.vllm_backend import BACKEND
 
@@ -22,27 +22,26 @@ class SharedMemorySender:
     reuses_memory = False
     replayable = True
     sends_shards = True
+    reads_in_place = False
 
     def __init__(self, rank: int, senders: int, receivers: int):
         self.rank = rank
 
-    def connection_info(self, manifest: list[ManifestEntry], in_place: bool) -> Message:
-        self.layout, size = plan_layout(manifest)
+    def connection_info(self, buckets: list[list[ManifestEntry]], in_place: bool) -> Message:
+        self.layout, size = plan_layout([entry for bucket in buckets for entry in bucket])
         if self.rank:
             return {}
         self.owned = HostMemory(size)
         slots = {slot[0]: slot for slot in self.layout}
-        buckets = [[slots[name] for name, *_ in bucket] for bucket in split_into_buckets(manifest)]
-        return {"parts": len(buckets), "path": self.owned.path, "buckets": buckets}
+        return {"path": self.owned.path, "buckets": [[slots[name] for name, *_ in bucket] for bucket in buckets]}
 
     def connect(self, info: Message) -> None:
         self.memory = (
             CachedMapping().open(info["path"]) if self.rank else self.owned.bytes
         )  # rank 0 has mapped it already
 
-    def send(self, outgoing: OutgoingWeights, part: int) -> None:
-        shards = next(outgoing.shard_buckets)
-        outgoing.copy_bucket(shards, shard_views(self.memory, self.layout, shards))
+    def send(self, bucket: OutgoingBucket) -> None:
+        bucket.copy_to(shard_views(self.memory, self.layout, bucket.shards))
 
     def finish_send(self) -> None:
         pass

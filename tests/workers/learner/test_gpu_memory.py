@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,8 @@ from workers.learner import gpu_memory
 from workers.learner.gpu_memory import frees_gpu_memory, frees_gpu_memory_for_models
 from workers.learner.policy import PolicyRank
 from workers.learner.ranks import LearnerGroup
-from workers.learner.weight_sync import WeightSync
-from workers.rollout.rollout_group import RolloutGroup, WeightUpdate
 from workers.sync import Message
+from workers.sync.weight_sync import WeightSync, WeightUpdate
 
 COLOCATED = ("cluster.device=gpu", "cluster.placement=colocated")
 CRITIC = ("algorithm.advantage=gae",)
@@ -96,13 +96,21 @@ class Ranks(LearnerGroup):
         self.calls.append(f"send {part}")
 
 
-class Engines(RolloutGroup):
+class Engines:
+    """As a sync sees them."""
+
     def __init__(self, config: Config, calls: list[str]):
-        super().__init__(config, lambda name: None, watchdog=None)  # type: ignore[arg-type]
+        self.can_sleep = config.cluster.placement == "colocated"
+        self.weight_update: WeightUpdate | None = None
         self.calls = calls
 
-    def connect(self, info: Message) -> None:
-        pass
+    def connect(self, info: Message) -> None: ...
+    def verify_weights(self) -> None: ...
+    def compare_weights(self) -> dict[str, str]: ...
+    def start_calls(self, method: str, *arguments: Any) -> dict[str, Any]: ...
+
+    def replacements_paused(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def load_weights(self, update: WeightUpdate, sends: dict[str, Any] | None = None) -> dict[str, Any]:
         self.calls.append("engines wake")

@@ -14,18 +14,20 @@ from rlsys.config.schema import Config
 from rlsys.errors import WorkerLost
 from workers.fleet.watchdog import Watchdog
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
-from workers.rollout.rollout_group import RolloutGroup, WeightUpdate
+from workers.rollout.rollout_group import RolloutGroup
 from workers.rollout.rollout_worker import RolloutWorker
 from workers.sync.host_memory import HostMemory
 from workers.sync.layout import shard_views, tensor_view
-from workers.sync.outgoing import OutgoingWeights
+from workers.sync.outgoing import OutgoingBucket
 from workers.sync.shared_memory import SharedMemorySender
 from workers.sync.verify import combine_ranks
+from workers.sync.weight_sync import WeightUpdate
 
 
-def outgoing_of(weights: dict[str, torch.Tensor]) -> OutgoingWeights:
+def outgoing_of(weights: dict[str, torch.Tensor]) -> OutgoingBucket:
     """What the only rank sends."""
-    return OutgoingWeights([], [[(n, 0, w) for n, w in weights.items()]], torch.float32)
+    manifest = [(n, "float32", list(w.shape)) for n, w in weights.items()]
+    return OutgoingBucket(0, manifest, [(n, 0, w) for n, w in weights.items()])
 
 
 @pytest.fixture
@@ -46,14 +48,14 @@ class SentWeights:
         self.weights = {n: p.detach() * 1.5 for n, p in lm.named_parameters()}
         self.sender, self.events = SharedMemorySender(0, 1, 1), list[dict[str, Any]]()
         manifest = [(n, "float32", list(w.shape)) for n, w in self.weights.items()]
-        self.info = self.sender.connection_info(manifest, in_place=True) | {
+        self.info = self.sender.connection_info([manifest], in_place=False) | {
             "manifest": manifest,
             "shards": 1,
             "by_position": False,
         }
         self.sender.connect(self.info)
         outgoing = outgoing_of(self.weights)
-        self.sender.send(outgoing, 0)
+        self.sender.send(outgoing)
         self.update = WeightUpdate([[]], 1, combine_ranks([outgoing.fingerprints]))
 
         watchdog = Watchdog(logs, event=lambda kind, **facts: self.events.append({"kind": kind} | facts))
@@ -114,8 +116,7 @@ def test_an_engine_with_wrong_weights_names_the_tensors(sent: SentWeights) -> No
 
     others = HostMemory(len(memory))  # the next version of the weights, of which one tensor never arrives
     outgoing = outgoing_of({n: w * 2 for n, w in sent.weights.items()})
-    for bucket in outgoing.shard_buckets:
-        outgoing.copy_bucket(bucket, shard_views(others.bytes, whole, bucket))
+    outgoing.copy_to(shard_views(others.bytes, whole, outgoing.shards))
     incomplete = [place for place in whole if place[0] != up]
     expected = combine_ranks([outgoing.fingerprints])
     assert difference(1, expected, path=others.path, buckets=[incomplete]) == f"1 of 26 tensors differ: {up}"

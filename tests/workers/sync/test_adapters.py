@@ -48,8 +48,9 @@ def test_a_and_b_travel_in_the_policys_dtype_and_nothing_else_does() -> None:
     matrices = AdapterMatrices(PolicyWeights(lm, WHOLE, torch.float32, 0, 1))
     expected = [("up_proj.lora_A", "bfloat16", [2, 3]), ("up_proj.lora_B", "bfloat16", [5, 2])]
     assert matrices.manifest() == expected
-    [bucket] = matrices.shard_buckets()
-    assert [(name, first, tensor is getattr(lm.up_proj, name[-6:])) for name, first, tensor in bucket] == [
+    with matrices.own(expected, whole_of_all_ranks=False) as shards:
+        sent = [(name, first, tensor is getattr(lm.up_proj, name[-6:])) for name, first, tensor in shards]
+    assert sent == [
         ("up_proj.lora_A", 0, True),
         ("up_proj.lora_B", 0, True),
     ]

@@ -67,7 +67,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import InterpreterBuilder
 from workers.sync import fingerprint
 from workers.sync.fingerprint_kernel import BLOCK
-from workers.sync.outgoing import OutgoingWeights
+from workers.sync.outgoing import OutgoingBucket
 
 COUNT, moved = 5 * BLOCK, Counter()
 load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
@@ -100,13 +100,13 @@ InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = 
 fingerprint.has_kernel = lambda tensor: True
 weights = torch.randn(COUNT)
 packet = torch.empty(COUNT, dtype=torch.bfloat16)
-outgoing = OutgoingWeights([], [], torch.bfloat16, by_position=True)
+bucket = OutgoingBucket(0, [("w", "bfloat16", [COUNT])], [("w", 0, weights)], by_position=True)
 print(json.dumps({
-    "send": count(lambda: outgoing.copy_bucket([("w", 0, weights)], [packet])),
+    "send": count(lambda: bucket.copy_to([packet])),
     "verify": count(lambda: fingerprint.hash_with_positions(packet.view(5, BLOCK), [5, BLOCK])),
-    "in place": count(lambda: outgoing.cast_and_check("w", packet, torch.bfloat16)),
+    "in place": count(lambda: bucket.cast_and_check("w", packet, torch.bfloat16)),
 }))
-assert outgoing.fingerprints["w"][0] == fingerprint.hash_with_positions(packet, [COUNT])
+assert bucket.fingerprints["w"][0] == fingerprint.hash_with_positions(packet, [COUNT])
 """
 
 

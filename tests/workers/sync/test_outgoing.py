@@ -5,7 +5,7 @@ import torch
 
 from workers.sync import fingerprint
 from workers.sync.layout import plan_layout, shard_views, tensor_views
-from workers.sync.outgoing import BLOCK, OutgoingWeights
+from workers.sync.outgoing import BLOCK, OutgoingBucket
 from workers.sync.parallel import parallel_map
 from workers.sync.verify import combine_ranks, to_hex
 
@@ -17,34 +17,32 @@ def make_tensors() -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape) for name, shape in SHAPES.items()}
 
 
+def bucket_of(tensors: dict[str, torch.Tensor], dtype: str, **dtypes: str) -> OutgoingBucket:
+    """Whole tensors, which are sent in `dtype`, or in one of their own."""
+    entries = [(name, dtypes.get(name, dtype), list(tensor.shape)) for name, tensor in tensors.items()]
+    return OutgoingBucket(0, entries, [(name, 0, tensor) for name, tensor in tensors.items()])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_cast_tensor_arrives_and_the_fingerprint_is_of_it(dtype: str) -> None:
-    layout, size = plan_layout([(name, dtype, shape) for name, shape in SHAPES.items()])
+    tensors = make_tensors()
+    copied, cast = bucket_of(tensors, dtype), bucket_of(tensors, dtype)
+    layout, size = plan_layout(copied.entries)
     memory = torch.zeros(size, dtype=torch.uint8)
-    tensors = list(make_tensors().items())
-    outgoing = OutgoingWeights([tensors[:2], tensors[2:]], [], getattr(torch, dtype))
-    for tensors_of_bucket in outgoing.full_buckets:
-        bucket = [(name, 0, tensor) for name, tensor in tensors_of_bucket]
-        outgoing.copy_bucket(bucket, shard_views(memory, layout, bucket))
-    expected = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors}
+    copied.copy_to(shard_views(memory, layout, copied.shards))
+    expected = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
     assert all(torch.equal(arrived, expected[name]) for name, arrived in tensor_views(memory, layout))
     fingerprints = {name: to_hex(fingerprint.hash_bytes(tensor)) for name, tensor in expected.items()}
-    assert combine_ranks([outgoing.fingerprints]) == fingerprints
-    cast = OutgoingWeights([tensors], [], getattr(torch, dtype))
-    assert dict(cast.cast_tensors()).keys() == expected.keys()
+    assert combine_ranks([copied.fingerprints]) == fingerprints
+    assert all(torch.equal(*pair) for pair in zip(cast.cast(), expected.values(), strict=True))
     assert combine_ranks([cast.fingerprints]) == fingerprints
 
 
-def test_named_tensors_keep_their_dtype() -> None:
-    tensors = [*make_tensors().items()]
-    outgoing = OutgoingWeights([tensors], [], torch.bfloat16, uncast={"norm"})
-    cast = dict(outgoing.cast_tensors())
-    assert {name: tensor.dtype for name, tensor in cast.items()} == {
-        "embed": torch.bfloat16,
-        "norm": torch.float32,
-        "head": torch.bfloat16,
-    }
-    assert combine_ranks([outgoing.fingerprints])["norm"] == to_hex(fingerprint.hash_bytes(dict(tensors)["norm"]))
+def test_tensors_are_sent_in_the_dtypes_of_the_plan() -> None:
+    tensors = make_tensors()
+    bucket = bucket_of(tensors, "bfloat16", norm="float32")
+    assert [tensor.dtype for tensor in bucket.cast()] == [torch.bfloat16, torch.float32, torch.bfloat16]
+    assert combine_ranks([bucket.fingerprints])["norm"] == to_hex(fingerprint.hash_bytes(tensors["norm"]))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -52,13 +50,14 @@ def test_shards_of_several_ranks_arrive_as_the_whole_and_so_do_fingerprints(rank
     layout, size = plan_layout([(name, "float32", shape) for name, shape in SHAPES.items()])
     memory, fingerprints = torch.zeros(size, dtype=torch.uint8), []
     for rank in range(ranks):
-        outgoing = OutgoingWeights([], [], torch.float32)
+        shards = []
         for name, tensor in make_tensors().items():
             length = -(-tensor.numel() // ranks)
             shard = tensor.view(-1)[rank * length : (rank + 1) * length]
-            bucket = [(name, rank * length, shard)] if len(shard) else []
-            outgoing.copy_bucket(bucket, shard_views(memory, layout, bucket))
-        fingerprints.append(outgoing.fingerprints)
+            shards += [(name, rank * length, shard)] if len(shard) else []
+        bucket = OutgoingBucket(0, [slot[:3] for slot in layout], shards)
+        bucket.copy_to(shard_views(memory, layout, shards))
+        fingerprints.append(bucket.fingerprints)
     expected = make_tensors()
     assert all(torch.equal(arrived, expected[name]) for name, arrived in tensor_views(memory, layout))
     assert combine_ranks(fingerprints) == {
@@ -71,17 +70,17 @@ def test_shards_of_several_ranks_arrive_as_the_whole_and_so_do_fingerprints(rank
 def test_weights_that_are_not_finite_in_the_engines_dtype_are_refused(bad: float) -> None:
     tensors = make_tensors()
     tensors["embed"].view(-1)[-1] = bad
-    layout, size = plan_layout([(name, "float16", shape) for name, shape in SHAPES.items()])
-    bucket = [(name, 0, tensor) for name, tensor in tensors.items()]
-    targets = shard_views(torch.zeros(size, dtype=torch.uint8), layout, bucket)
+    bucket = bucket_of(tensors, "float16")
+    layout, size = plan_layout(bucket.entries)
+    targets = shard_views(torch.zeros(size, dtype=torch.uint8), layout, bucket.shards)
     with pytest.raises(FloatingPointError, match="embed is not finite"):
-        OutgoingWeights([], [], torch.float16).copy_bucket(bucket, targets)
+        bucket.copy_to(targets)
     with pytest.raises(FloatingPointError, match="embed is not finite"):
-        list(OutgoingWeights([list(tensors.items())], [], torch.float16).cast_tensors())
+        bucket.cast()
 
 
 def test_finite_weights_with_an_infinite_sum_are_accepted() -> None:
-    OutgoingWeights([], [], torch.float32).copy_bucket([("large", 0, torch.full((4,), 3e38))], [torch.empty(4)])
+    bucket_of({"large": torch.full((4,), 3e38)}, "float32").copy_to([torch.empty(4)])
 
 
 def test_parallel_work_leaves_the_number_of_threads_as_it_was() -> None:

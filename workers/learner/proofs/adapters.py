@@ -17,6 +17,7 @@ from rlsys.errors import ConfigError
 from rlsys.forward.lora import LoraLinear, adapted_layers
 from workers.learner.proofs.at_start import ForwardAll
 from workers.learner.proofs.packing import proof_packs
+from workers.sync.layout import split_into_buckets
 from workers.sync.sending import PolicyWeights
 
 ROWS = 4  # of a layer's input
@@ -37,10 +38,11 @@ def prove_adapters(lm: Any, forward_all: ForwardAll, weights: PolicyWeights, sca
                 f"policy.lora.targets: {type(lm).__name__} does not call {unused[0].removesuffix('.weight')} as a layer, so its "
                 "adapter would not be applied. Name other layers."
             )
-        for bucket in weights.full_buckets():
-            for name, sent in bucket:
-                if layer := layers.get(parameter := weights.parameter_of[name]):
-                    prove_layer(parameter, layer, sent, scale, *rows[parameter])
+        for entries in split_into_buckets(weights.manifest()):
+            with weights.whole(entries) as tensors:
+                for name, sent in tensors:
+                    if layer := layers.get(parameter := weights.parameter_of[name]):
+                        prove_layer(parameter, layer, sent, scale, *rows[parameter])
 
 
 def prove_layer(name: str, layer: LoraLinear, sent: Tensor, scale: float, inputs: Tensor, outputs: Tensor) -> None:
