@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launch.bundles import Bundle, describe_total, format_count, make_bundles
 from launch.roles import role_of
 from rlsys.config.schema import Config
+from rlsys.config.transports import TRANSPORTS, fastest_transport
 from rlsys.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,15 +151,14 @@ def worker_node_ids(ray: Any) -> list[str]:
 
 def choose_transport(config: Config, nodes: int) -> str:
     """`auto`: within a GPU, between GPUs, within a host, or between hosts."""
-    if config.sync.transport == "shared_memory" and nodes > 1:
+    name = config.sync.transport
+    if name == "auto":
+        return fastest_transport(config.cluster.device, config.cluster.placement, nodes)
+    if TRANSPORTS[name].one_host and nodes > 1:
         raise ConfigError(
-            f"sync.transport shared_memory keeps within a host, and the cluster has {nodes} nodes. Use auto, or object_store."
+            f"sync.transport {name} keeps within a host, and the cluster has {nodes} nodes. Use auto, or object_store."
         )
-    if config.sync.transport != "auto":
-        return config.sync.transport
-    if config.cluster.device == "gpu":
-        return "cuda_ipc" if config.cluster.placement == "colocated" else "nccl"
-    return "shared_memory" if nodes == 1 else "object_store"
+    return name
 
 
 def first_unplaceable(bundles: Iterable[Bundle], nodes: list[NodeResources], free: bool) -> Bundle | None:

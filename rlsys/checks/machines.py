@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from rlsys.checks.rewards import all_functions
 from rlsys.checks.sampling import updates_while_sampling
 from rlsys.config.schema import Config
+from rlsys.config.transports import TRANSPORTS
 from rlsys.episodes.settings import plays
 from rlsys.rewards.settings import function_deadline
 
@@ -55,17 +56,13 @@ def check_environment(c: Config) -> Iterator[str]:
 
 
 def check_sync(c: Config) -> Iterator[str]:
-    transport, colocated = c.sync.transport, c.cluster.placement == "colocated"
-    if c.cluster.device == "cpu":
-        if transport in ("nccl", "cuda_ipc"):
-            yield f"sync.transport {transport} needs GPUs; cluster.device is cpu. Use auto."
-    elif transport == "cuda_ipc" and not colocated:
-        yield "sync.transport cuda_ipc passes pointers within one GPU; it needs cluster.placement colocated."
-    elif transport == "nccl" and colocated:
-        yield (
-            "sync.transport nccl cannot connect two processes on one GPU; "
-            "with cluster.placement colocated use cuda_ipc."
-        )
+    transport = TRANSPORTS.get(c.sync.transport)  # None: auto
+    if not transport:
+        return
+    if transport.needs_gpus and c.cluster.device == "cpu":
+        yield f"sync.transport {c.sync.transport} needs GPUs; cluster.device is cpu. Use auto."
+    elif transport.placement not in ("", c.cluster.placement):
+        yield f"sync.transport {c.sync.transport} {transport.elsewhere}"
 
 
 def check_watchdog(c: Config) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Rules that follow from several options together, shared by training and its estimates; among them, what `auto` means."""
 
 from rlsys.config.schema import Config, DataSource, HeldOutSource, PolicyConfig
+from rlsys.config.transports import TRANSPORTS
 
 DEFAULT_BATCHED_TOKENS = 2048  # tokens that vLLM computes at a time, unless it is given another number
 GPU_BATCHED_TOKENS = 8192  # with fewer, a GPU waits for the host while it computes prompts
@@ -78,11 +79,16 @@ def last_schedule_step(c: Config) -> int:
 def sends_shards(c: Config) -> bool:
     """True if each rank sends its own shard of the weights.
 
-    By `cuda_ipc`, the choice for colocated GPUs, engines read whole tensors of one rank. Adapters are merged into whole
-    tensors too.
+    Within a GPU, engines read whole tensors of one rank. Adapters are merged into whole tensors too.
     """
-    by_ipc = c.cluster.placement == "colocated" and c.sync.transport in ("auto", "cuda_ipc")
-    return c.policy.zero_stage == 3 and not by_ipc and not c.policy.lora.rank
+    return c.policy.zero_stage == 3 and not syncs_within_gpus(c) and not c.policy.lora.rank
+
+
+def syncs_within_gpus(c: Config) -> bool:
+    """True if an engine opens the memory of the rank on its GPU: by the choice for colocated GPUs, or the only such one."""
+    if c.cluster.placement != "colocated":
+        return False
+    return c.sync.transport == "auto" or TRANSPORTS[c.sync.transport].placement == "colocated"
 
 
 def policy_is_reference(c: Config) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 
 from rlsys.config.allowed_values import below_one, not_negative, one_of, positive, share
 from rlsys.config.methods import AlgorithmConfig, CorrectionConfig, CriticConfig, EntropyConfig, ReferenceConfig
+from rlsys.config.transports import TRANSPORTS
 
-TRANSPORTS = ("auto", "shared_memory", "object_store", "nccl", "cuda_ipc")
 MIN_TEMPERATURE = 0.01  # vLLM samples at this temperature in place of a lower one above 0
 
 
@@ -241,7 +241,7 @@ class SyncConfig:
     what: str = one_of(
         "all", "adapter"
     )  # all: whole weights; adapter: with policy.lora A and B alone, and engines merge them
-    transport: str = one_of(*TRANSPORTS)  # how weights are sent from the policy to the engines
+    transport: str = one_of("auto", *TRANSPORTS)  # how weights are sent from the policy to the engines
     verify: bool = True  # prove after each sync, tensor by tensor, that every engine has the policy's weights
 
 

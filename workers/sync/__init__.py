@@ -41,15 +41,12 @@ from workers.sync.transport import Message, Receiver, Sender
 
 __all__ = ["RECEIVERS", "SENDERS", "Message", "Receiver", "Sender"]
 
-SENDERS: dict[str, type[Sender]] = {
-    "shared_memory": shared_memory.SharedMemorySender,
-    "object_store": object_store.ObjectStoreSender,
-    "nccl": nccl.NcclSender,
-    "cuda_ipc": cuda_ipc.CudaIpcSender,
+# A row for each transport: the rank's end, and the engine's.
+ENDS: dict[str, tuple[type[Sender], type[Receiver]]] = {
+    "shared_memory": (shared_memory.SharedMemorySender, shared_memory.SharedMemoryReceiver),
+    "object_store": (object_store.ObjectStoreSender, object_store.ObjectStoreReceiver),
+    "nccl": (nccl.NcclSender, nccl.NcclReceiver),
+    "cuda_ipc": (cuda_ipc.CudaIpcSender, cuda_ipc.CudaIpcReceiver),
 }
-RECEIVERS: dict[str, type[Receiver]] = {
-    "shared_memory": shared_memory.SharedMemoryReceiver,
-    "object_store": object_store.ObjectStoreReceiver,
-    "nccl": nccl.NcclReceiver,
-    "cuda_ipc": cuda_ipc.CudaIpcReceiver,
-}
+SENDERS = {name: sender for name, (sender, _) in ENDS.items()}
+RECEIVERS = {name: receiver for name, (_, receiver) in ENDS.items()}

@@ -13,6 +13,7 @@ from launch.tools.estimates.engine import kv_cache_bytes, most_sequences
 from launch.tools.estimates.memory import WIDTH, SequenceLengths
 from rlsys.config.derived import policy_is_reference, runs_eagerly, scores_old
 from rlsys.config.schema import Config
+from rlsys.config.transports import TRANSPORTS
 from rlsys.models.cache_blocks import cache_parts
 from rlsys.models.shapes import ModelShape
 
@@ -26,7 +27,6 @@ HOST_TOKEN_S = 9e-6  # and for each of its sequences: the scheduler plans a toke
 SYNC_S, SYNC_TENSOR_S = 0.15, 2e-4  # calls between driver, ranks and engines; finding, opening and copying a tensor
 CORE_FLOPS, CORE_BANDWIDTH = 40e9, 6e9  # per CPU core
 CORE_STEP_S = 3e-4  # an engine's overhead per layer and token on CPU
-LINKS = {"cuda_ipc": 500e9, "nccl": 20e9, "shared_memory": 2e9, "object_store": 0.5e9}  # bytes/s of a sync
 RANK_LINKS = {"gpu": 100e9, "cpu": 2e9}  # bytes/s between ranks
 HOST_LINK = 10e9  # bytes/s between a GPU and main memory
 OFFLOAD = 5e9  # bytes/s of an optimizer that steps in main memory
@@ -88,11 +88,11 @@ def estimate_step(
     if c.algorithm.advantage == "gae":
         critic_work = work * t.epochs_per_step * (3 + recomputes)
         phases["critic"] = (work + critic_work) / (c.critic.ranks * rank.flops * training)
-    phases["sync"] = sync_bytes(c, model) / LINKS[c.sync.transport]
+    phases["sync"] = sync_bytes(c, model) / TRANSPORTS[c.sync.transport].bytes_per_s
     if gpu:
         phases["sync"] += SYNC_S + SYNC_TENSOR_S * sync_tensors(c, model)
     if c.sync.what == "adapter":  # engines read the model's own weights from main memory
-        phases["sync"] += WIDTH[c.rollout.dtype] * model.parameters / LINKS["shared_memory"]
+        phases["sync"] += WIDTH[c.rollout.dtype] * model.parameters / TRANSPORTS["shared_memory"].bytes_per_s
     return StepTimes(phases, c.pipeline.max_lag > 0)
 
 

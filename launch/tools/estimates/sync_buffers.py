@@ -2,7 +2,7 @@
 
 from launch.tools.estimates.adapters import sync_bytes
 from launch.tools.estimates.memory import MIB, WIDTH, Parts
-from rlsys.config.derived import sends_shards
+from rlsys.config.derived import sends_shards, syncs_within_gpus
 from rlsys.config.schema import Config
 from rlsys.models.shapes import ModelShape
 
@@ -25,9 +25,7 @@ def device_sync_bytes(c: Config, model: ModelShape) -> float:
     """Copies on a GPU beside the weights, at both ends: one bucket within a GPU, unless the engine reads the policy's
     weights in place, and two buckets between GPUs."""
     in_place = c.policy.dtype == c.rollout.dtype and c.policy.zero_stage != 3 and not c.policy.lora.rank
-    buckets = 2
-    if c.cluster.placement == "colocated" and c.sync.transport in ("auto", "cuda_ipc"):
-        buckets = 0 if in_place else 1
+    buckets = (0 if in_place else 1) if syncs_within_gpus(c) else 2
     return min(buckets * WIDTH[c.rollout.dtype] * sync_bucket_elements(c, model), sync_bytes(c, model))
 
 
