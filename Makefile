@@ -17,7 +17,7 @@ TORCH_BACKEND ?= $(if $(UV_FIND_LINKS),,cpu)
 TORCH_FROM := $(if $(TORCH_BACKEND),--torch-backend $(TORCH_BACKEND))
 
 .DEFAULT_GOAL := help
-.PHONY: help install packages demo real seeds quick test docs figures recipes biases bench versus kills settings soak memory slurm gpu rehearsal oldest families image schemas published lint lock clean
+.PHONY: help install packages demo real seeds quick test storms docs figures recipes biases bench versus kills settings soak memory slurm gpu rehearsal oldest families image schemas published lint lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -72,8 +72,11 @@ test: install  ## run all tests that need no GPU: first parts in parallel, then 
 	trap 'exit 130' INT; failed=0; \
 	$(QUICK) || failed=$$?; \
 	$(BIN)/pytest --durations=10 -n auto --dist loadfile tests/workers || failed=$$?; \
-	$(BIN)/pytest --durations=10 tests/system || failed=$$?; \
+	$(BIN)/pytest --durations=10 tests/storms tests/system || failed=$$?; \
 	exit $$failed
+
+storms: install  ## run 10,000 schedules of the driver on virtual time, with workers, disks and signals that fail, 5 minutes
+	$(BIN)/python tests/storms/run.py
 
 rehearsal: install  ## sync weights with a fake GPU between all numbers of engines, devices and ranks
 	RLSYS_ALL_SHAPES=1 $(BIN)/pytest tests/workers/gpu_rehearsal/test_transports.py

@@ -42,7 +42,7 @@ def test_a_part_that_fails_keeps_no_other_from_running_and_is_not_forgotten(
 ) -> None:
     done = make("test", tmp_path, failing)
     assert done.returncode == exit_code, done.stdout + done.stderr  # make's own for any failure is 2
-    assert parts(tmp_path) == [FAST_HALF, ["tests/workers"], ["tests/system"]]
+    assert parts(tmp_path) == [FAST_HALF, ["tests/workers"], ["tests/storms", "tests/system"]]
 
 
 def test_ray_does_not_start_where_the_fast_half_runs(tmp_path: Path) -> None:

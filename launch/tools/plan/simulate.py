@@ -16,7 +16,7 @@ from statistics import fmean
 import numpy as np
 
 from launch.roles import count_workers
-from launch.tools.estimates.virtual_time import SerialExecutor, VirtualTime
+from launch.tools.estimates.virtual_time import VirtualTime
 from launch.tools.plan.simulated_workers import Costs, SimulatedEngines, SimulatedRewards
 from launch.tools.synthetic import CompletionLengths, FixedLengthRollout
 from rlsys.batching.balance import SequenceSize, assign_to_ranks, pack_cost
@@ -108,7 +108,7 @@ class SimulatedLoop:
 
     def train(self, steps: int) -> None:
         schedule = SyncSchedule.from_config(self.config)
-        pipeline = Pipeline(self.sample, first=1, last=steps, schedule=schedule, thread=SerialExecutor(self.time))
+        pipeline = Pipeline(self.sample, first=1, last=steps, schedule=schedule, thread=self.time.executor("collect"))
         for step in range(1, steps + 1):
             batch = pipeline.next()
             with self.measure_work():
@@ -124,12 +124,12 @@ class SimulatedLoop:
 
     @contextlib.contextmanager
     def measure_work(self) -> Iterator[None]:
-        began = self.time.now
+        began = self.time.now()
         yield
-        self.working += self.time.now - began
+        self.working += self.time.now() - began
 
     def record(self, step: int, batch: Batch) -> None:
-        now = (self.time.now, *self.engines.decoding, self.working)
+        now = (self.time.now(), *self.engines.decoding, self.working)
         seconds, decoding, sequences, working = (a - b for a, b in zip(now, self.before, strict=True))
         lag = step - 1 - min(s.version for s in batch.samples)
         self.steps.append(SimulatedStep(seconds, decoding, sequences, working, len(batch.samples), lag))

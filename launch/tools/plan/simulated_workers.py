@@ -52,7 +52,7 @@ class SimulatedEngines:
         scheduler = RequestScheduler(requests, at_once)
         self.engines = engines = {n: SimulatedEngine(self.costs, at_once, lambda: self.version) for n in names}
         self.stop_requested = False
-        began, paused = self.time.now, self.paused
+        began, paused = self.time.now(), self.paused
         events: list[tuple[float, int, str]] = []  # when an engine finishes something, on a clock that stops in pauses
         unassigned = len(requests)
 
@@ -77,7 +77,7 @@ class SimulatedEngines:
             engine = engines[name]
             if plan_number != engine.plans:
                 continue  # it has received more requests since
-            while (wait := began + due + self.paused - paused - self.time.now) > 0:
+            while (wait := began + due + self.paused - paused - self.time.now()) > 0:
                 self.time.sleep(wait)
             finished = engine.finish(due)
             plan(name)
@@ -194,7 +194,9 @@ class SimulatedRewards:
         self.costs, self.time = costs, time
 
     def judge(self, samples: list[Sample], prompts: dict[str, Prompt]) -> "Future[list[Verdict]]":
-        return DelayedVerdicts(self.time, self.time.now + self.costs.reward_s, [Verdict(s.index % 2) for s in samples])
+        return DelayedVerdicts(
+            self.time, self.time.now() + self.costs.reward_s, [Verdict(s.index % 2) for s in samples]
+        )
 
 
 class DelayedVerdicts(Future[list[Verdict]]):
@@ -206,6 +208,6 @@ class DelayedVerdicts(Future[list[Verdict]]):
         self.set_result(verdicts)
 
     def result(self, timeout: float | None = None) -> list[Verdict]:
-        if self.at > self.time.now:
-            self.time.sleep(self.at - self.time.now)
+        if self.at > self.time.now():
+            self.time.sleep(self.at - self.time.now())
         return super().result()

@@ -12,13 +12,13 @@ def test_an_hour_passes_at_once_and_events_happen_in_order():
     def sleep_and_log(name, seconds):
         for _ in range(2):
             time.sleep(seconds)
-            events.append((name, time.now))
+            events.append((name, time.now()))
 
     def main():
         futures = [time.submit(lambda: sleep_and_log("a", 1800)), time.submit(lambda: sleep_and_log("b", 1000))]
         for future in futures:
             future.result()
-        return time.now
+        return time.now()
 
     began = clock.monotonic()
     assert time.run(main) == 3600
@@ -33,8 +33,8 @@ def test_a_waiter_continues_when_its_result_is_there():
         future = time.submit(lambda: time.sleep(5) or 7)
         time.sleep(2)
         assert not future.done()
-        assert (future.result(), time.now) == (7, 5)
-        assert (future.result(), time.now) == (7, 5)
+        assert (future.result(), time.now()) == (7, 5)
+        assert (future.result(), time.now()) == (7, 5)
 
     time.run(main)
 
@@ -46,9 +46,9 @@ def test_a_serial_executor_does_one_thing_after_the_other():
         pool = SerialExecutor(time)
         futures = [pool.submit(time.sleep, 3) for _ in range(3)]
         futures[1].result()
-        assert time.now == 6
+        assert time.now() == 6
         futures[2].exception()
-        return time.now
+        return time.now()
 
     assert time.run(main) == 9
 

@@ -1,0 +1,74 @@
+"""Faults that storms must find: each is a line of the driver written another way.
+
+with PLANTED["put back twice"].in_place(): …
+"""
+
+import contextlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from workers.fleet.pool import WorkPool
+from workers.fleet.replaceable_workers import ReplaceableWorkers
+from workers.fleet.watchdog import StallTimer
+from workers.rollout.generation import Generation
+from workers.rollout.rollout_group import RolloutGroup
+
+
+@dataclass(frozen=True)
+class Planted:
+    world: str
+    owner: type
+    method: str
+    right: str  # the text of the method, and what takes its place
+    wrong: str
+    seed: int = 0  # of a schedule that finds it
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        method = getattr(self.owner, self.method)
+        source = textwrap.dedent(inspect.getsource(method))
+        assert self.right in source, f"{self.owner.__name__}.{self.method} has changed: {self.right!r} is not in it"
+        names = dict(vars(sys.modules[self.owner.__module__]))
+        exec(compile(source.replace(self.right, self.wrong), f"planted in {self.method}", "exec"), names)
+        setattr(self.owner, self.method, names[self.method])
+        try:
+            yield
+        finally:
+            setattr(self.owner, self.method, method)
+
+
+REQUEUE = "self.scheduler.requeue(requests)"
+
+PLANTED = {
+    "what a lost engine had is not put back": Planted("engines", Generation, "replace_engine", REQUEUE, "pass", seed=2),
+    "it is put back twice": Planted("engines", Generation, "replace_engine", REQUEUE, f"{REQUEUE}; {REQUEUE}", seed=2),
+    "a late reply is accepted": Planted(
+        "engines", WorkPool, "poll", "self.actors.get(line.worker) is line.actor", "line.worker in self.actors", seed=13
+    ),
+    "a replacement gets no weights": Planted(
+        "engines", RolloutGroup, "resend_weights", "update is None", "True", seed=13
+    ),
+    "a replacement is not connected": Planted(
+        "engines",
+        ReplaceableWorkers,
+        "_replay",
+        "list(self.replayed_calls.items())",
+        "list(self.replayed_calls.items())[:1]",
+        seed=2,
+    ),
+    "the timer of an engine starts again with any answer": Planted(
+        "engines",
+        WorkPool,
+        "poll",
+        "self.timers[line.worker].reset()",
+        "[timer.reset() for timer in self.timers.values()]",
+        seed=210,
+    ),
+    "a replacement that a stop leaves half set up fails the run": Planted(
+        "engines", ReplaceableWorkers, "call", "self.watchdog.stop.raise_if_stopped()", "pass", seed=4497
+    ),
+    "a stall is never noticed": Planted("engines", StallTimer, "expired", "waited > self.limit_s", "False", seed=8),
+}
