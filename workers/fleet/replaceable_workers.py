@@ -73,6 +73,7 @@ class ReplaceableWorkers:
                 if isinstance(answer, WorkerLost) and name not in others and max_attempts > 1:
                     lost[name] = answer
                 elif isinstance(answer, Exception):
+                    self.watchdog.stop.raise_if_stopped()  # a stop leaves a replacement half set up, and that one fails
                     raise answer
                 else:
                     answers[name] = answer
