@@ -28,6 +28,7 @@ from typing import Any
 LOGS = "RLSYS_LOGS"  # environment variable of all workers: the folder with the address files
 RETRY_S = 0.2  # between two looks for an engine
 MAX_LINE = 64 << 20  # bytes
+BACKLOG = 4096  # connections that wait while the engine computes a step
 Prompt = str | list[dict[str, Any]]  # a text as it is, or a chat, which gets the model's template
 Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -66,7 +67,10 @@ class Ask:
             raise ModelError(f"ask: there is no model `{model}`; `models` has {', '.join(self.engines) or 'none'}.")
         folder = os.environ.get(LOGS)
         if folder is None:
-            raise ModelError(f"ask: the engines of `{model}` run in `rlsys train` and `rlsys eval` only.")
+            raise ModelError(
+                f"ask: the engines of `{model}` run in `rlsys train` and `rlsys eval` only, and are found in the run "
+                "directory, which every host with reward workers must see."
+            )
         digest = int(hashlib.sha256(json.dumps(prompt).encode()).hexdigest()[:8], 16)
         seed = digest if seed is None else seed
         question = {"prompt": prompt, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
@@ -127,7 +131,7 @@ async def serve(host: str, file: Path, answer: Answer) -> asyncio.Server:
             writer.write(json.dumps(message).encode() + b"\n")
             await writer.drain()
 
-    server = await asyncio.start_server(on_question, host, 0, limit=MAX_LINE)
+    server = await asyncio.start_server(on_question, host, 0, limit=MAX_LINE, backlog=BACKLOG)
     address = {"host": host, "port": server.sockets[0].getsockname()[1], "secret": secret}
     unfinished = file.with_suffix(".unfinished")
     unfinished.unlink(missing_ok=True)
