@@ -8,14 +8,7 @@ from rlsys.config.schema import Config
 from rlsys.models.shapes import ModelShape
 
 PADDING_FACTOR = 1.1  # cells of attention's blocks over the tokens in them
-# On CPU the allocator keeps freed pieces: memory held over memory in use. Measured; with ZeRO 3 it keeps more, compiled
-# layers allocate fewer pieces.
-MALLOC, MALLOC_ZERO_3, MALLOC_COMPILED = 1.75, 2.0, 1.35
-
-
-def shares_prompts(c: Config, model: ModelShape) -> bool:
-    """True if a pack has a prompt once for all its completions. Mixers compute it for each."""
-    return c.trainer.samples_per_prompt > 1 and not model.mixer
+MALLOC = 2.0  # on CPU: memory held over memory in use, for the allocator keeps freed pieces. Measured: 1.35 to 2
 
 
 def worst_case_pack(
@@ -48,20 +41,12 @@ def share_pack(c: Config, model: ModelShape, lengths: SequenceLengths, samples: 
     return tokens / sharing, min(tokens / sharing, scored)
 
 
-def way_of_attention(c: Config, model: ModelShape) -> str:
-    """The entry of `rlsys.forward.attention.ATTENTION` that packs take."""
-    if model.caps_scores or model.sinks:
-        return "flex" if c.cluster.device == "gpu" else "scores"
-    on_gpu = c.cluster.device == "gpu" and WIDTH[c.policy.dtype] == 2
-    return "flash" if on_gpu and shares_prompts(c, model) else "blocks"
-
-
 @dataclass(frozen=True)
 class LayerActivations:
     """Bytes per token that layers of each kind keep for the backward pass. A compiled layer computes norms and gates again.
 
-    Counted with torch's hooks for saved tensors; tests/launch/tools/estimates compares. `sharing` ranks that share a pack have
-    as many heads of keys together, if need be repeated. `cells`: of `attention_cells`.
+    Tests compare them with torch's count. Attention is that over blocks; other ways keep a little less. `sharing` ranks that
+    share a pack have as many heads of keys together, if need be repeated. `cells`: of `attention_cells`.
     """
 
     model: ModelShape
@@ -69,7 +54,6 @@ class LayerActivations:
     cells: float
     compiled: bool = False
     sharing: int = 1
-    way: str = "blocks"
 
     @property
     def mean(self) -> float:
@@ -90,23 +74,12 @@ class LayerActivations:
         m, width = self.model, self.width
         heads = max(m.kv_heads, self.sharing)
         q, out, kv = m.query_width, m.heads * m.value_dim, heads * (m.head_dim + m.value_dim)
-        if self.way == "scores":  # attention is computed again
-            kept = width * (out + PADDING_FACTOR * q + self.cells * kv) + 8
-        elif self.way == "flex":  # all is that of the pack
-            kept = width * (q + out + kv) + 4 * m.heads
-            kept += (width * out + (4 + width) * m.heads) * m.sinks  # what their share is taken of, and the share
-        elif self.way == "flash":  # its output is that of the pack
-            kept = width * (q + out + self.cells / PADDING_FACTOR * kv) + 4 * m.heads
-        else:  # and outputs
-            kept = width * (out + PADDING_FACTOR * (q + out) + self.cells * kv) + 4 * m.heads + 8
+        kept = width * (out + PADDING_FACTOR * (q + out) + self.cells * kv) + 4 * m.heads + 8
         if m.latent:
             return kept + (norm_bytes(m, width) + width) * m.latent.norms
-        if m.gated_query_width > q:
-            kept += 3 * width * q
-        if self.compiled:
-            return kept + width * (q + m.key_width) * m.has_qk_norm
+        kept += 3 * width * q * m.facts.gates_attention
         normed = (q + m.key_width) * (m.facts.qk_norm != "none")
-        return kept + norm_bytes(m, width) * normed
+        return kept + (width if self.compiled else norm_bytes(m, width)) * normed
 
     @property
     def mixer(self) -> float:
@@ -133,13 +106,12 @@ class LayerActivations:
         m = self.model
         if self.compiled:
             return self.width * 4.0 * m.hidden
-        return self.width * 2 * m.hidden + norm_bytes(m, self.width) * m.facts.layer_norms * m.hidden
+        return (2 * self.width + norm_bytes(m, self.width) * m.facts.layer_norms) * m.hidden
 
 
 def norm_bytes(model: ModelShape, width: int) -> int:
     """Bytes that a norm keeps of a number: itself in float32, and normalized, in float32 for a weight that is."""
-    weighs_in_float32 = width == 4 or model.facts.float32_norms
-    return 4 + (4 if weighs_in_float32 else width)
+    return 8 if model.facts.float32_norms else 4 + width
 
 
 def transient_bytes(width: int, model: ModelShape, tokens: float, training: bool) -> float:
@@ -215,7 +187,6 @@ def pass_memory(
             attention_cells(c, model, lengths),
             c.policy.compile,
             c.policy.sequence_parallel,
-            way_of_attention(c, model),
         )
         if c.policy.gradient_checkpointing:  # a layer's activations are computed again in the backward pass
             inputs = 2 if offloads_activations(c) else model.layers  # that are on the device
@@ -223,7 +194,8 @@ def pass_memory(
         else:
             saved = model.layers * tokens * layers.mean
         normed = last_norm_bytes(model, width, tokens, scored) * (c.cluster.device == "gpu")
-    return PassMemory(saved, normed, layer, logits, allocator_overhead(c, training))
+    overhead = MALLOC if c.cluster.device == "cpu" else 1.0  # torch's allocator for GPUs is taken to be exact
+    return PassMemory(saved, normed, layer, logits, overhead)
 
 
 def last_norm_bytes(model: ModelShape, width: int, tokens: float, scored: float) -> float:
@@ -238,12 +210,3 @@ def offloads_activations(c: Config) -> bool:
 def offloaded_bytes(c: Config, model: ModelShape, tokens: float) -> float:
     """Bytes of the layers' inputs in host memory. torch rounds pinned memory up to a power of two."""
     return model.layers * 2.0 ** math.ceil(math.log2(max(tokens * WIDTH[c.policy.dtype] * model.hidden, 1)))
-
-
-def allocator_overhead(c: Config, training: bool) -> float:
-    """Memory held over memory in use; torch's allocator for GPUs is taken to be exact."""
-    if c.cluster.device != "cpu":
-        return 1.0
-    if training and c.policy.zero_stage == 3:
-        return MALLOC_ZERO_3
-    return MALLOC_COMPILED if c.policy.compile else MALLOC

@@ -30,8 +30,6 @@ from launch.tools.estimates.zero import ZeroMemory, zero_memory
 from rlsys.config.schema import Config, LoraConfig
 from rlsys.models.shapes import ModelShape
 
-ZERO_MIB = {0: 0, 1: 40, 2: 40, 3: 5}  # MiB more of a rank on CPU, by stage; measured
-
 
 def learner_memory(
     c: Config, model: ModelShape, role: str, ranks: int, lengths: SequenceLengths, *, first: bool, has_logits: bool
@@ -66,8 +64,7 @@ class LearnerEstimate:
         return self.memory_on_cpu() if self.on_cpu else self.memory_on_gpu()
 
     def memory_on_cpu(self) -> ProcessMemory:
-        stage_mib = ZERO_MIB[self.config.policy.zero_stage]
-        fixed: Parts = {"fixed": (import_mib(self.config, self.role) + stage_mib) * MIB}
+        fixed: Parts = {"fixed": import_mib(self.config, self.role) * MIB}
         send = self.send_parts()
         moments = {name: add_parts(parts, send) for name, parts in self.compute_moments(fixed).items()}
         busiest = moments["generate"]
@@ -141,7 +138,7 @@ class LearnerEstimate:
 
     def reductions(self) -> list[Parts]:
         work = self.pass_memory(training=True)
-        return reduction_parts(self.config, self.model, self.ranks, work, self.has_logits)
+        return reduction_parts(self.config, self.model, self.ranks, work)
 
     def pass_parts(self, *, training: bool) -> Parts:
         merged = {"activations": merge_bytes(self.config, self.model)}

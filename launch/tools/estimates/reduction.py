@@ -1,65 +1,34 @@
-"""What a rank holds only while DeepSpeed reduces gradients over ranks: copies of them, and activations that are left."""
+"""What a rank holds only while DeepSpeed reduces gradients over ranks: copies of them, and activations that are left.
 
-from dataclasses import dataclass
+It is the most that can come together. A few layers may be done when the first bucket is full; they count as if they were not.
+"""
 
 from launch.tools.estimates.activations import PassMemory
 from launch.tools.estimates.adapters import largest_trained, trained_parameters
 from launch.tools.estimates.memory import WIDTH, Parts
-from launch.tools.estimates.zero import MAX_GATHERED, REDUCE_BUCKET, bucket_elements, gathered_bytes
+from launch.tools.estimates.zero import REDUCE_BUCKET, bucket_elements, gathered_bytes
 from rlsys.config.schema import Config
 from rlsys.models.shapes import ModelShape
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """Gradients that are reduced at once, in elements, and what is there beside the bucket then."""
-
-    reduced: float
-    beside: float = 0.0  # elements of a gradient outside the bucket
-    layers_done: float = 1.0  # share of the layers whose gradients are computed
-
-
-def reduction_parts(c: Config, model: ModelShape, ranks: int, work: PassMemory, has_logits: bool) -> list[Parts]:
-    """What is held at each time that can be the peak, the last one last. `has_logits`: True with an output layer."""
-    if c.cluster.device == "cpu":  # once the pass is over
+def reduction_parts(c: Config, model: ModelShape, ranks: int, work: PassMemory) -> list[Parts]:
+    """What is held during a pass, if a bucket is full before its end, and after it. `work`: the pass."""
+    p, width, trained = c.policy, WIDTH[c.policy.dtype], trained_parameters(c, model)
+    if c.cluster.device == "cpu":
         return [{"weights": gathered_bytes(c, model), "buckets": copied_bytes_on_cpu(c, model, ranks)}]
-    width, moments = WIDTH[c.policy.dtype], []
-    for r in full_buckets(c, model, has_logits):
-        # ZeRO 3 has released the weights of these gradients.
-        gathered = width * max(min(model.parameters - r.reduced, MAX_GATHERED), 0) * (c.policy.zero_stage == 3)
-        layer = work.layer / 2 if 0 < r.layers_done < 1 else 0  # in the middle of a layer
-        moments.append(
-            {
-                "weights": gathered,
-                "gradients": width * r.beside,
-                "buckets": copied_bytes(c, ranks, r.reduced > bucket_elements(c, trained_parameters(c, model)))
-                * r.reduced,
-                "activations": work.saved * (1 - r.layers_done) + layer,
-            }
-        )
-    return moments
-
-
-def full_buckets(c: Config, model: ModelShape, has_logits: bool) -> list[Reduction]:
-    """ZeRO 0 and 1 reduce after the pass. ZeRO 2 and 3 do so when the next gradient does not fit the bucket, and at the end.
-
-    The output layer's gradient comes first, then the layers', and the embeddings' last. A tensor that is both has its
-    gradient at the end; until then autograd keeps the output layer's part. A tensor larger than the bucket is reduced
-    alone.
-    """
-    trained = trained_parameters(c, model)
-    size = bucket_elements(c, trained)
-    if c.policy.zero_stage == 0:  # a bucket ends with the tensor that exceeds it
-        return [Reduction(min(trained, size + largest_trained(c, model) * (trained > size)))]
-    if c.policy.zero_stage == 1 or trained <= size:
-        return [Reduction(min(trained, size))]
-    embedding, layers = float(model.embedding_parameters), float(model.parameters_of_layers)
-    most = max(min(trained, size), embedding)
-    beside = embedding * (embedding > size)
-    if not model.tied:
-        return [Reduction(most, beside, min((most - embedding) / layers, 1)), Reduction(most, beside)]
-    in_bucket = min(layers, size)
-    return [Reduction(in_bucket, embedding * has_logits, in_bucket / layers), Reduction(most, beside)]
+    size, embedding = bucket_elements(c, trained), float(model.embedding_parameters)
+    if p.zero_stage == 0:  # a bucket ends with the tensor that exceeds it
+        size = min(trained, size + largest_trained(c, model) * (trained > size))
+    if p.zero_stage < 2 or trained <= size:
+        return [{"buckets": copied_bytes(c, ranks, alone=False) * min(trained, size)}]
+    # A tensor larger than the bucket is reduced alone. The output layer's gradient comes first; that of a tied one last,
+    # and until then autograd keeps a part of it.
+    alone = {"buckets": copied_bytes(c, ranks, alone=True) * embedding, "gradients": width * embedding}
+    full = {"buckets": copied_bytes(c, ranks, alone=False) * size, "gradients": width * embedding * model.tied}
+    last = alone if embedding > size else full | {"gradients": 0.0}
+    during = full if model.tied else last
+    layer = work.layer / 2 * (model.tied or embedding <= size)  # the output layer's alone comes before any layer
+    return [during | {"weights": gathered_bytes(c, model), "activations": work.saved + layer}, last]
 
 
 def copied_bytes(c: Config, ranks: int, alone: bool) -> float:

@@ -5,19 +5,16 @@ import torch
 from fakes import make_batch
 from forward.test_logprobs_memory import peak
 from small_models import build_model, kinds_of_layers
-from torch.nn.attention.flex_attention import AuxOutput
 
 from launch.tools.estimates import activations
 from launch.tools.estimates.activations import LayerActivations, worst_case_pack
 from launch.tools.estimates.memory import SequenceLengths, total_bytes
 from rlsys.batching.packing import pack
 from rlsys.config.schema import (
-    ClusterConfig,
     Config,
     PolicyConfig,
     TrainerConfig,
 )
-from rlsys.forward import attention, flex
 from rlsys.forward.decoder import run_decoder
 from rlsys.forward.logprobs import PackedLogprobs
 from rlsys.models.families import KNOWN
@@ -42,7 +39,7 @@ def saved_bytes(lm, packed) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("family", "mixing"), [(f.name, kind) for f in KNOWN for kind in kinds_of_layers(f.name)])
-def test_a_layers_saved_bytes_per_token_equal_those_torch_counts(family, mixing, dtype, monkeypatch):
+def test_a_layers_saved_bytes_per_token_are_a_fifth_too_many_at_most(family, mixing, dtype, monkeypatch):
     monkeypatch.setattr(activations, "PADDING_FACTOR", 1.0)  # all sequences are equally long
     batch = make_batch([0.0] * 2, [0, 1], [64] * 2, [193] * 2)  # of 256 tokens, which mixers need not fill up
     [[packed]] = pack(batch, range(2), ranks=1, tokens_per_pack=4096)
@@ -50,42 +47,8 @@ def test_a_layers_saved_bytes_per_token_equal_those_torch_counts(family, mixing,
     five, more = build_model(family, dtype, mixing, num_hidden_layers=5)
     measured = (saved_bytes(five, packed) - saved_bytes(four, packed)) / len(packed.tokens)
     width = 4 if dtype == torch.float32 else 2
-    way = "scores" if more.caps_scores or more.sinks else "blocks"
-    counted = (LayerActivations(m, width, cells=1.0, way=way).mean * m.layers for m in (more, fewer))
-    assert next(counted) - next(counted) == pytest.approx(measured, rel=0.04)
-
-
-class DescribedFlex(torch.autograd.Function):
-    """What FlexAttention's kernel keeps: its inputs, its output, and a number of each query and head."""
-
-    @staticmethod
-    def forward(ctx, query, key, value):
-        out, lse = torch.empty_like(query), query.new_empty(query.shape[:3], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, out, lse)
-        return out, lse
-
-
-def describe_flex(query, key, value, return_aux=None, **_):
-    out, lse = DescribedFlex.apply(query, key, value)
-    return (out, AuxOutput(lse=lse)) if return_aux else out
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
-def test_on_gpus_caps_and_sinks_keep_what_the_kernel_keeps_and_the_share_of_sinks(family, dtype, monkeypatch):
-    """There is no folded form, no mask and no score of a pair of tokens."""
-    batch = make_batch([0.0] * 4, [0, 0, 1, 1], [64] * 4, [70] * 2)
-    [[packed]] = pack(batch, range(4), ranks=1, tokens_per_pack=4096)
-    four, fewer = build_model(family, dtype, num_hidden_layers=4)
-    five, more = build_model(family, dtype, num_hidden_layers=5)
-    monkeypatch.setattr(flex, "flex_attention", describe_flex)
-    monkeypatch.setattr(attention, "can_flex", lambda *_: True)  # as on a GPU
-    measured = (saved_bytes(five, packed) - saved_bytes(four, packed)) / len(packed.tokens)
-    low, high = (Config(cluster=ClusterConfig(device=device)) for device in ("cpu", "gpu"))
-    assert [activations.way_of_attention(c, more) for c in (low, high)] == ["scores", "flex"]
-    width = 4 if dtype == torch.float32 else 2
-    counted = (LayerActivations(m, width, cells=9.0, way="flex").mean * m.layers for m in (more, fewer))
-    assert next(counted) - next(counted) == pytest.approx(measured, rel=0.02)
+    estimated = (LayerActivations(m, width, cells=1.0).mean * m.layers for m in (more, fewer))
+    assert 0.96 < (next(estimated) - next(estimated)) / measured < 1.2
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

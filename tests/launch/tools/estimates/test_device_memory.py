@@ -96,14 +96,14 @@ def test_what_passes_hold_part_by_part(counts: dict[str, dict[str, int]], case: 
     head = 4 * case.shape.embedding_parameters * (case.head_dtype is not None)  # in float32 before there are logits
     assert work.logits - head == pytest.approx(counted["logits"], rel=0.03)
     if case.lengths != SHORT:
-        assert work.saved + work.normed == pytest.approx(counted["activations"], rel=0.05)
+        assert 0.95 < (work.saved + work.normed) / counted["activations"] < 1.2
 
 
 @every_case
-def test_the_peaks_of_passes_and_of_the_step_are_within_a_tenth(
+def test_the_peaks_of_passes_are_a_fifth_too_high_at_most_and_those_of_the_step_within_a_tenth(
     counts: dict[str, dict[str, int]], case: CountedCase
 ) -> None:
     counted, moments = counts[write(case)], estimate(case)
     in_passes = max(total_bytes(moments["update"]), total_bytes(moments["reduce"]))
-    assert in_passes == pytest.approx(counted["passes"], rel=0.1)
+    assert 0.9 < in_passes / counted["passes"] < 1.2
     assert total_bytes(moments["step"]) == pytest.approx(counted["step"], rel=0.1)

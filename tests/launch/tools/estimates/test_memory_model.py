@@ -78,19 +78,9 @@ def test_weights_gradients_and_adam_by_hand():
     assert device["generate"]["optimizer"] == 12 * p / 8, "fp32 weights and two moments, an eighth of each"
     assert device["update"]["gradients"] == 4 * p / 8, "added up in float32"
 
-    def gradients(**more: object) -> float:
-        return learner_rank(replace(GPUS, policy=replace(GPUS.policy, **more))).device["reduce"]["gradients"]
-
-    head = 152_064 * 3_584  # is larger than the bucket
-    assert gradients() == 4 * p / 8 + 2 * head
-    assert gradients(zero_stage=3) == 4 * p / 8 + 2 * head
-    before = gradients(grad_dtype="bfloat16", gradient_checkpointing=True)
-    assert before == 2 * 2 * p / 8 + 2 * head, "of the packs before, and of the last pack"
-    assert gradients(dtype="float32", gradient_checkpointing=True) == 2 * 4 * p / 8 + 4 * head
     first_stage = learner_rank(replace(GPUS, policy=replace(GPUS.policy, zero_stage=1))).device
     assert first_stage["update"]["gradients"] == 2 * p, "whole, until the last pack"
     assert first_stage["step"]["gradients"] == 2 * p / 8
-    assert gradients(zero_stage=1) == 2 * p - 2 * (p // 16) + 2 * p / 8, "the bucket holds some"
 
 
 def test_gradients_are_reduced_through_copies_of_the_bucket():
