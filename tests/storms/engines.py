@@ -15,6 +15,7 @@ import numpy as np
 from invariants import require
 from schedules import World
 from simulated_cluster import Answer, Signal, SimulatedActor, SimulatedCluster, Steps, WorkerRaises
+from workers.learner.weight_sync import WeightSync
 
 from rlsys.config.schema import Config
 from rlsys.errors import StepAbandoned, WorkerFailed, WorkerLost, WrongWeights
@@ -23,7 +24,6 @@ from rlsys.types import Request, Sample, join_partial
 from workers.fleet.cluster import CallFailed, Receive
 from workers.fleet.watchdog import Watchdog
 from workers.learner.ranks import LearnerGroup
-from workers.learner.weight_sync import WeightSync
 from workers.rollout.rollout_group import RolloutGroup
 from workers.sync import SENDERS
 from workers.sync.verify import combine_ranks
