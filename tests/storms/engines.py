@@ -27,6 +27,7 @@ from workers.learner.ranks import LearnerGroup
 from workers.rollout.rollout_group import RolloutGroup
 from workers.sync import SENDERS
 from workers.sync.verify import combine_ranks
+from workers.sync.weight_sync import WeightSync
 
 Key = tuple[str, int]
 STALL_S, START_S = 30.0, 60.0
