@@ -15,7 +15,6 @@ import numpy as np
 from invariants import require
 from schedules import World
 from simulated_cluster import Answer, Signal, SimulatedActor, SimulatedCluster, Steps, WorkerRaises
-from workers.learner.weight_sync import WeightSync
 
 from rlsys.config.schema import Config
 from rlsys.errors import StepAbandoned, WorkerFailed, WorkerLost, WrongWeights
