@@ -63,6 +63,7 @@ class Machines:
         self.config = make_config(tmp_path, *overrides)
         self.run_directory = RunDirectory(self.config)
         self.rollout, self.rewards = rollout(self.events), FakeRewards()
+        self.rollout.in_flight = self.config.pipeline.in_flight
         self.policy, self.progress = FakePolicy(self.events, self.rollout), FakeProgress()
         self.critic, self.reference = FakeCritic(self.events), FakeReference(self.events, self.policy)
         self.tracking = Tracking(
