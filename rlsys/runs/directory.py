@@ -14,7 +14,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from rlsys.runs import inputs, timeline
 from rlsys.runs.disk import sync_file, sync_folder, write_atomically, write_synced
 from rlsys.runs.run_lock import lock_run
 from rlsys.runs.samples import warm_up_pyarrow, write_samples
+from rlsys.threads import REAL, Threads
 from rlsys.types import Batch, Columns, Floats, Prompt
 
 FILES_BEFORE_CONFIG = (
@@ -84,7 +85,7 @@ MOVABLE_OPTIONS = ("model.path", "reference.path", "model.adapter")  # may lead 
 class RunDirectory:
     """Opens a run directory for writing and locks it: two runs in one directory are refused."""
 
-    def __init__(self, config: Config, *, trains: bool = True):
+    def __init__(self, config: Config, *, trains: bool = True, threads: Threads = REAL):
         """Without `trains`, the run's data and models are not looked at."""
         self.path = Path(config.run.dir).expanduser().resolve()
         known = self.path / "config.yaml"
@@ -113,7 +114,7 @@ class RunDirectory:
                 (self.path / name).mkdir(exist_ok=True)
             terminate_last_line(self.path / "events.jsonl")
             timeline.open_timeline("driver", self.logs)
-            self._writer = ThreadPoolExecutor(1, thread_name_prefix="samples")
+            self._writer = threads.executor("samples")
             self._writing: Future[None] | None = None
             self._unsynced: list[Path] = []  # samples that are written, and perhaps not on disk
         except PermissionError as error:  # another user's directory, in which anyone may open the lock

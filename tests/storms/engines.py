@@ -222,7 +222,7 @@ class Engines(World):
         self.synced = -1  # the newest version that engines may have verified; and the newest that all have
         self.all_have = -1
         self.actors: dict[str, SimulatedActor] = {}
-        self.replaced_at = 0.0
+        self.replaced_at, self.stop_at_spawn = 0.0, 0
         self.count = 0
         engines, most = rng.randint(1, 4), rng.choice([1, 2, 8])
         c = DEFAULTS
@@ -253,6 +253,9 @@ class Engines(World):
             require(6, old.faulty, f"{name} was replaced")
             self.replaced_at = self.time.now()
         self.log(f"spawn {name}")
+        self.stop_at_spawn -= 1
+        if not self.stop_at_spawn:
+            self.time.after(self.rng.expovariate(0.2), self.terminate)
         self.actors[name] = (Rank if name.startswith("policy") else Engine)(self, name)
         return self.actors[name]
 
@@ -277,8 +280,10 @@ class Engines(World):
     # --- the driver -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        if self.rng.random() < 0.1:
-            self.time.after(self.rng.expovariate(1 / 50), self.terminate)
+        if self.rng.random() < 0.15:
+            self.stop_at_spawn = self.rng.choice([0, 5, 6, 7])
+            if not self.stop_at_spawn:
+                self.time.after(self.rng.expovariate(1 / 50), self.terminate)
         try:
             self.drive()
         except StepAbandoned:
@@ -291,7 +296,7 @@ class Engines(World):
 
     def terminate(self) -> None:
         self.log("SIGTERM")
-        self.stop.request(self.rng.choice([1.0, 25.0]))
+        self.stop.request(self.rng.choice([0.0, 1.0, 25.0]))
         self.stop.step_running = True
 
     def check_end(self, error: WorkerLost) -> None:

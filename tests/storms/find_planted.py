@@ -9,7 +9,7 @@ from schedules import run_schedule
 from worlds import WORLDS
 
 for name, planted in PLANTED.items():
-    if not all(word in name for word in sys.argv[1:]):
+    if not all(word in f"{planted.world} {name}" for word in sys.argv[1:]):
         continue
     began = time.process_time()
     with planted.in_place():

@@ -10,6 +10,11 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rlsys.runs.checkpoint import Checkpoints
+from rlsys.runs.checkpointing import Checkpointing
+from rlsys.runs.run_log import RunLog
+from rlsys.sampling.collector import Collector
+from rlsys.trainer import Trainer
 from workers.fleet.pool import WorkPool
 from workers.fleet.replaceable_workers import ReplaceableWorkers
 from workers.fleet.watchdog import StallTimer
@@ -68,7 +73,34 @@ PLANTED = {
         seed=210,
     ),
     "a replacement that a stop leaves half set up fails the run": Planted(
-        "engines", ReplaceableWorkers, "call", "self.watchdog.stop.raise_if_stopped()", "pass", seed=4497
+        "engines", ReplaceableWorkers, "call", "self.watchdog.stop.raise_if_stopped()", "pass", seed=404
     ),
     "a stall is never noticed": Planted("engines", StallTimer, "expired", "waited > self.limit_s", "False", seed=8),
+    "SIGTERM does not save": Planted("trainer", Trainer, "save_last", "self.save()", "pass", seed=10),
+    "batches ahead keep the last checkpoint from being written": Planted(
+        "trainer", Trainer, "wait_for_batches_ahead", "suppress(StepAbandoned)", "suppress()", seed=10
+    ),
+    "a checkpoint gets its name before its learners have written": Planted(
+        "trainer", Checkpointing, "commit", "None in written", "False", seed=0
+    ),
+    "a checkpoint does not wait for the samples before it": Planted(
+        "trainer", Checkpointing, "begin", "self.log.run.wait_for_samples()", "pass", seed=6
+    ),
+    "an abandoned checkpoint has the name of the next": Planted(
+        "trainer", Checkpoints, "begin", "-{uuid.uuid4().hex[:8]}", "", seed=10
+    ),
+    "the position is that of batches still being judged": Planted(
+        "trainer",
+        Trainer,
+        "train_step",
+        "step, batch, kl_coef=kl_coef",
+        "step, replace(batch, position=self.batches.next_position), kl_coef=kl_coef",
+        seed=10,
+    ),
+    "metrics of steps that run again stay": Planted(
+        "trainer", RunLog, "begin", "self.run.rewind_metrics(kept_step)", "pass", seed=0
+    ),
+    "a verdict goes to another sample": Planted(
+        "trainer", Collector, "build_batch", "verdicts.result()[i]", "verdicts.result()[0]", seed=0
+    ),
 }

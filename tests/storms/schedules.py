@@ -26,8 +26,11 @@ class World:
         self.faults: list[str] = []  # that have happened
 
     def run(self) -> None:
-        """The driver. Raises `Broken` where an invariant does not hold."""
+        """The driver, in virtual time. Raises `Broken` where an invariant does not hold."""
         raise NotImplementedError
+
+    def pass_by(self) -> None:
+        self.time.run(self.run)
 
     def log(self, text: str) -> None:
         self.timeline.append(f"{self.time.now():10.3f}  {text}")
@@ -56,7 +59,7 @@ def run_schedule(make: Callable[[int], World], seed: int) -> Outcome:
     world = make(seed)
     problem = ""
     try:
-        world.time.run(world.run)
+        world.pass_by()
     except EndlessWait as error:
         problem = f"invariant 5 (every wait has somebody who owes): {error}"
     except AssertionError as error:

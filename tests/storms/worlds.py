@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from engines import Engines
 from schedules import World
+from trainer import Trainers
 
-WORLDS: dict[str, Callable[[int], World]] = {"engines": Engines}
-SHARES = {"engines": 70}
+WORLDS: dict[str, Callable[[int], World]] = {"engines": Engines, "trainer": Trainers}
+SHARES = {"engines": 90, "trainer": 10}
