@@ -5,23 +5,21 @@ of one sample. Weights are numbers in a memory that the next sync writes over. S
 are told to stop.
 """
 
+import itertools
 import pickle
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from fleets import STALL_S, START_S, Fleet, Worker, number_of
 from invariants import require
-from schedules import World
-from simulated_cluster import Answer, Signal, SimulatedActor, SimulatedCluster, Steps, WorkerRaises
+from simulated_cluster import Answer, Signal, SimulatedActor, Steps, WorkerRaises
 
 from rlsys.config.schema import Config
-from rlsys.errors import StepAbandoned, WorkerFailed, WorkerLost, WrongWeights
-from rlsys.runs.stopping import StopSignal
+from rlsys.errors import WrongWeights
 from rlsys.types import Request, Sample, join_partial
 from workers.fleet.cluster import CallFailed, Receive
-from workers.fleet.watchdog import Watchdog
 from workers.learner.ranks import LearnerGroup
 from workers.rollout.rollout_group import RolloutGroup
 from workers.sync import SENDERS
@@ -29,13 +27,13 @@ from workers.sync.verify import combine_ranks
 from workers.sync.weight_sync import WeightSync
 
 Key = tuple[str, int]
-STALL_S, START_S = 30.0, 60.0
 RANKS = 2
 DEFAULTS = Config()
 
 
-class Engine(SimulatedActor):
+class Engine(Worker):
     world: "Engines"
+    kinds = (*Worker.kinds, "has wrong weights")
 
     def __init__(self, world: "Engines", name: str):
         super().__init__(world, name)
@@ -47,30 +45,9 @@ class Engine(SimulatedActor):
         self.loaded = 0  # parts of the present sync
         self.cutting = self.weights_busy = False
         self.owes_since = 0.0
-        self.draw_fault()
 
-    def draw_fault(self) -> None:
-        w = self.world
-        if w.fault_budget and w.rng.random() < w.fault_rate:
-            w.fault_budget -= 1
-            kind = w.rng.choice(["dies", "dies", "its node dies", "stalls", "has wrong weights", "pauses"])
-            if w.rng.random() < 0.5:
-                w.time.after(w.rng.expovariate(1 / w.fault_delay_s), lambda: self.suffer(kind))
-            else:
-                self.at_step(w.rng.randint(1, 40), lambda: self.suffer(kind))
-
-    def suffer(self, kind: str) -> None:
-        if self.dead or self.faulty:
-            return
-        self.world.fault(f"{self.name} {kind}")
-        if kind == "stalls":
-            self.stall()
-        elif kind == "has wrong weights":
-            self.wrong = self.faulty = True
-        elif kind == "pauses":
-            self.pause(self.world.rng.uniform(0, STALL_S * 0.2))
-        else:
-            self.die(node_died=kind == "its node dies")
+    def suffer_own(self, kind: str) -> None:
+        self.wrong = self.faulty = True
 
     def receive(self, method: str, arguments: tuple[Any, ...], receive: Receive, stream: bool) -> None:
         if method == "generate" and not self.owes:
@@ -135,7 +112,7 @@ class Engine(SimulatedActor):
     def generate(self, pickled: bytes) -> Steps:
         w, requests = self.world, pickle.loads(pickled)
         self.require_setup()
-        number = w.number()
+        number = next(w.streams)
         self.running[number] = requests
         began = self.version
         w.rng.shuffle(requests)
@@ -203,8 +180,9 @@ def fingerprints(content: int) -> dict[str, str]:
     return combine_ranks([{"w": [content]}] * RANKS)
 
 
-class Engines(World):
+class Engines(Fleet):
     name = "engines"
+    kinds: ClassVar = {"rollout": Engine, "policy": Rank}
 
     def __init__(self, seed: int):
         super().__init__(seed)
@@ -215,15 +193,10 @@ class Engines(World):
         self.parts, self.memory = rng.randint(1, 3), dict[int, int]()
         self.gap_s = rng.choice([0.25, 0.25, 2.0, 8.0])  # between two answers of an engine
         self.most_at_once = rng.choice([1, 100])  # samples in an answer
-        self.fault_rate, self.fault_budget = rng.choice([0, 0.1, 0.3, 0.6]), rng.randint(0, 4)
-        self.fault_delay_s = rng.choice([1.0, 10.0, 100.0])
         self.poison: Key | None = None
         self.policy_version = 0
-        self.synced = -1  # the newest version that engines may have verified; and the newest that all have
-        self.all_have = -1
-        self.actors: dict[str, SimulatedActor] = {}
-        self.replaced_at, self.stop_at_spawn = 0.0, 0
-        self.count = 0
+        self.synced = self.all_have = -1  # the newest version that engines may have; and the newest that all have
+        self.streams = itertools.count()
         engines, most = rng.randint(1, 4), rng.choice([1, 2, 8])
         c = DEFAULTS
         self.config = replace(
@@ -232,32 +205,14 @@ class Engines(World):
             cluster=replace(c.cluster, start_timeout_s=START_S),
             pipeline=replace(c.pipeline, in_flight=self.in_flight),
         )
-        self.cluster, self.stop = SimulatedCluster(self), StopSignal(self.time)
-        self.watchdog = Watchdog(
-            Path("/nonexistent"), STALL_S, False, self.stop, self.log, self.event, self.cluster, self.time
-        )
 
-    def some(self, mean: float, most: float = STALL_S * 0.1) -> float:
-        """A duration."""
-        return min(self.rng.expovariate(1 / mean), most)
-
-    def number(self) -> int:
-        self.count += 1
-        return self.count
+    @property
+    def faults_to_end(self) -> int:  # type: ignore[override]
+        wrong = any("wrong" in fault for fault in self.faults)
+        return 1 if not SENDERS[self.transport].replayable else 2 if wrong else 3
 
     def length(self, key: Key) -> int:
-        return 1 + hash_of(key) % 5
-
-    def spawn(self, name: str) -> SimulatedActor:
-        if old := self.actors.get(name):
-            require(6, old.faulty, f"{name} was replaced")
-            self.replaced_at = self.time.now()
-        self.log(f"spawn {name}")
-        self.stop_at_spawn -= 1
-        if not self.stop_at_spawn:
-            self.time.after(self.rng.expovariate(0.2), self.terminate)
-        self.actors[name] = (Rank if name.startswith("policy") else Engine)(self, name)
-        return self.actors[name]
+        return 1 + number_of(key) % 5
 
     def event(self, kind: str, **facts: Any) -> None:
         super().event(kind, **facts)
@@ -278,31 +233,6 @@ class Engines(World):
             require(4, engine.version == self.all_have, facts)
 
     # --- the driver -----------------------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        if self.rng.random() < 0.15:
-            self.stop_at_spawn = self.rng.choice([0, 5, 6, 7])
-            if not self.stop_at_spawn:
-                self.time.after(self.rng.expovariate(1 / 50), self.terminate)
-        try:
-            self.drive()
-        except StepAbandoned:
-            require(12, self.stop.requested, "a step was abandoned without a stop")
-        except WorkerLost as error:
-            self.log(f"ended: {error}")
-            self.check_end(error)
-        except WorkerFailed as error:
-            require(12, False, f"the run ended: {error}")
-
-    def terminate(self) -> None:
-        self.log("SIGTERM")
-        self.stop.request(self.rng.choice([0.0, 1.0, 25.0]))
-        self.stop.step_running = True
-
-    def check_end(self, error: WorkerLost) -> None:
-        lost = [f for f in self.faults if "pauses" not in f]
-        enough = 1 if not SENDERS[self.transport].replayable else 2 if "wrong" in str(lost) else 3
-        require(12, len(lost) >= enough, f"the run ended after {len(lost)} faults: {error}")
 
     def drive(self) -> None:
         self.group = group = RolloutGroup(self.config, self.spawn, self.watchdog)
@@ -334,7 +264,7 @@ class Engines(World):
         if self.rng.random() < 0.03:
             self.poison = self.rng.choice(uids), self.rng.randrange(size)
             self.log(f"sample {self.poison} ends engines")
-        return [Request(uid, i, [hash_of(uid) % 90], 0, 1.0, 8) for uid in uids for i in range(size)]
+        return [Request(uid, i, [number_of(uid) % 90], 0, 1.0, 8) for uid in uids for i in range(size)]
 
     def generate(self, requests: list[Request]) -> list[Request]:
         """Returns the requests that a later step goes on with."""
@@ -369,7 +299,3 @@ class Engines(World):
         self.log(f"{len(got)} of {len(wanted)} samples")
         rest = [r for key, r in wanted.items() if key in partial or key not in got]
         return [replace(r, partial=partial.get((r.uid, r.index), r.partial)) for r in rest]
-
-
-def hash_of(value: object) -> int:
-    return sum(map(ord, repr(value)))

@@ -18,6 +18,7 @@ from rlsys.trainer import Trainer
 from workers.fleet.pool import WorkPool
 from workers.fleet.replaceable_workers import ReplaceableWorkers
 from workers.fleet.watchdog import StallTimer
+from workers.reward.dispatch import Dispatcher
 from workers.rollout.generation import Generation
 from workers.rollout.rollout_group import RolloutGroup
 
@@ -48,13 +49,13 @@ class Planted:
 REQUEUE = "self.scheduler.requeue(requests)"
 
 PLANTED = {
-    "what a lost engine had is not put back": Planted("engines", Generation, "replace_engine", REQUEUE, "pass", seed=2),
-    "it is put back twice": Planted("engines", Generation, "replace_engine", REQUEUE, f"{REQUEUE}; {REQUEUE}", seed=2),
+    "what a lost engine had is not put back": Planted("engines", Generation, "replace_engine", REQUEUE, "pass", seed=9),
+    "it is put back twice": Planted("engines", Generation, "replace_engine", REQUEUE, f"{REQUEUE}; {REQUEUE}", seed=9),
     "a late reply is accepted": Planted(
-        "engines", WorkPool, "poll", "self.actors.get(line.worker) is line.actor", "line.worker in self.actors", seed=13
+        "engines", WorkPool, "poll", "self.actors.get(line.worker) is line.actor", "line.worker in self.actors", seed=34
     ),
     "a replacement gets no weights": Planted(
-        "engines", RolloutGroup, "resend_weights", "update is None", "True", seed=13
+        "engines", RolloutGroup, "resend_weights", "update is None", "True", seed=19
     ),
     "a replacement is not connected": Planted(
         "engines",
@@ -62,7 +63,7 @@ PLANTED = {
         "_replay",
         "list(self.replayed_calls.items())",
         "list(self.replayed_calls.items())[:1]",
-        seed=2,
+        seed=9,
     ),
     "the timer of an engine starts again with any answer": Planted(
         "engines",
@@ -70,12 +71,34 @@ PLANTED = {
         "poll",
         "self.timers[line.worker].reset()",
         "[timer.reset() for timer in self.timers.values()]",
-        seed=210,
+        seed=28,
     ),
     "a replacement that a stop leaves half set up fails the run": Planted(
-        "engines", ReplaceableWorkers, "call", "self.watchdog.stop.raise_if_stopped()", "pass", seed=404
+        "engines", ReplaceableWorkers, "call", "self.watchdog.stop.raise_if_stopped()", "pass", seed=330
     ),
-    "a stall is never noticed": Planted("engines", StallTimer, "expired", "waited > self.limit_s", "False", seed=8),
+    "a stall is never noticed": Planted("engines", StallTimer, "expired", "waited > self.limit_s", "False", seed=19),
+    "verdicts come back in another order": Planted(
+        "rewards",
+        Dispatcher,
+        "accept",
+        "zip(reversed(samples), reversed(results)",
+        "zip(reversed(samples), results",
+        seed=1,
+    ),
+    "the samples of a lost reward worker are not sent again": Planted(
+        "rewards", Dispatcher, "on_news", "service.pending.appendleft(sample)", "pass", seed=3
+    ),
+    "a list that cannot be sent is forgotten": Planted(
+        "rewards",
+        Dispatcher,
+        "send_list",
+        "self.accept(service, samples, explain_unsent(items, error))",
+        "pass",
+        seed=5,
+    ),
+    "a reward worker that ends with every sample is replaced for ever": Planted(
+        "rewards", WorkPool, "replace", "self.lost_in_a_row[worker] += 1", "pass", seed=26
+    ),
     "SIGTERM does not save": Planted("trainer", Trainer, "save_last", "self.save()", "pass", seed=10),
     "batches ahead keep the last checkpoint from being written": Planted(
         "trainer", Trainer, "wait_for_batches_ahead", "suppress(StepAbandoned)", "suppress()", seed=10

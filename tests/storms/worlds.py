@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from engines import Engines
+from rewards import Rewards
 from schedules import World
 from trainer import Trainers
 
-WORLDS: dict[str, Callable[[int], World]] = {"engines": Engines, "trainer": Trainers}
-SHARES = {"engines": 90, "trainer": 10}
+WORLDS: dict[str, Callable[[int], World]] = {"engines": Engines, "rewards": Rewards, "trainer": Trainers}
+SHARES = {"engines": 90, "rewards": 20, "trainer": 10}
