@@ -15,6 +15,8 @@ from rlsys.runs.checkpointing import Checkpointing
 from rlsys.runs.run_log import RunLog
 from rlsys.sampling.collector import Collector
 from rlsys.trainer import Trainer
+from workers.episodes.episode_rollout import EpisodeRollout, OpenEpisode
+from workers.episodes.pool import EpisodePool
 from workers.fleet.pool import WorkPool
 from workers.fleet.replaceable_workers import ReplaceableWorkers
 from workers.fleet.watchdog import StallTimer
@@ -77,6 +79,23 @@ PLANTED = {
         "engines", ReplaceableWorkers, "call", "self.watchdog.stop.raise_if_stopped()", "pass", seed=330
     ),
     "a stall is never noticed": Planted("engines", StallTimer, "expired", "waited > self.limit_s", "False", seed=19),
+    "a stop drops a turn that an episode waits for": Planted(
+        "episodes",
+        EpisodeRollout,
+        "stop_idle",
+        "not episode.asked or episode.key not in pending",
+        "not episode.asked",
+        seed=2,
+    ),
+    "the episodes of a lost worker are not played again": Planted(
+        "episodes", EpisodePool, "replace", "list(self.playing[name].values())", "[]", seed=37
+    ),
+    "a worker is not told which episodes were dropped": Planted(
+        "episodes", EpisodePool, "drop", "self.outbox[name].append(Drop(number))", "pass", seed=0
+    ),
+    "turns of an earlier play stay": Planted(
+        "episodes", OpenEpisode, "rewind", "turn < len(self.turns)", "False", seed=11
+    ),
     "verdicts come back in another order": Planted(
         "rewards",
         Dispatcher,

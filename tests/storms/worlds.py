@@ -3,9 +3,15 @@
 from collections.abc import Callable
 
 from engines import Engines
+from episodes import Episodes
 from rewards import Rewards
 from schedules import World
 from trainer import Trainers
 
-WORLDS: dict[str, Callable[[int], World]] = {"engines": Engines, "rewards": Rewards, "trainer": Trainers}
-SHARES = {"engines": 90, "rewards": 20, "trainer": 10}
+WORLDS: dict[str, Callable[[int], World]] = {
+    "engines": Engines,
+    "episodes": Episodes,
+    "rewards": Rewards,
+    "trainer": Trainers,
+}
+SHARES = {"engines": 50, "episodes": 20, "rewards": 20, "trainer": 10}

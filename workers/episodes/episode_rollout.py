@@ -6,7 +6,6 @@
 For an engine, a turn is a completion, and all that precedes it is the prompt.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -15,6 +14,7 @@ import numpy as np
 from rlsys.episodes.asking import Turn
 from rlsys.errors import WorkerFailed
 from rlsys.seeds import derive_seed
+from rlsys.threads import REAL, Threads
 from rlsys.types import NO_TOKENS, Request, Sample, join_turns
 from workers.episodes.messages import Answer, Asked, Ended, Event, Start, batching_s
 from workers.episodes.pool import EpisodePool
@@ -73,15 +73,15 @@ class OpenEpisode:
 class EpisodeRollout:
     """Implements `rlsys.interfaces.Rollout` for requests with and without episodes."""
 
-    def __init__(self, engines: RolloutGroup, pool: EpisodePool):
-        self.engines, self.pool = engines, pool
+    def __init__(self, engines: RolloutGroup, pool: EpisodePool, threads: Threads = REAL):
+        self.engines, self.pool, self.now = engines, pool, threads.now
         self.by_number: dict[int, OpenEpisode] = {}
         self.by_key: dict[Key, OpenEpisode] = {}
         self.sampled: set[Key] = set()  # turns that engines sample; those of a closed episode may still come
         self.last_number = 0
         self.finished: list[Sample] = []
         self.stopping = False
-        self.next_exchange = 0.0  # of messages with the pool, by `time.monotonic`
+        self.next_exchange = 0.0  # of messages with the pool, by `now`
 
     def wake(self) -> None:
         self.engines.wake()
@@ -106,13 +106,13 @@ class EpisodeRollout:
             self.pool.flush()
             for samples in generation.run():
                 self.accept(samples, generation)
-                if time.monotonic() < self.next_exchange and not self.finished:
+                if self.now() < self.next_exchange and not self.finished:
                     continue
                 events = self.pool.poll()
                 for event in events:
                     self.on_event(event, generation)
                 if events or self.next_exchange:  # the first asks do not wait: no engine has work yet
-                    self.next_exchange = time.monotonic() + batching_s(len(self.by_number))
+                    self.next_exchange = self.now() + batching_s(len(self.by_number))
                 self.pool.flush()
                 if self.finished:
                     finished, self.finished = self.finished, []
@@ -129,7 +129,7 @@ class EpisodeRollout:
 
     def wait_s(self) -> float:
         """Seconds to the next exchange of messages. 0: no episode is open, so engines get no further requests."""
-        return max(self.next_exchange - time.monotonic(), 1e-3) if self.by_number else 0.0
+        return max(self.next_exchange - self.now(), 1e-3) if self.by_number else 0.0
 
     def begin(self, request: Request) -> None:
         assert request.prompt is not None

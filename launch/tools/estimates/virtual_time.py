@@ -286,7 +286,7 @@ class SerialExecutor(Executor):
         return future
 
     def run_tasks(self) -> None:
-        while self.tasks:
+        while self.tasks and not self.time.ended:
             settle(*self.tasks.popleft())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
