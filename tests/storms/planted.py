@@ -83,18 +83,18 @@ PLANTED = {
         "episodes",
         EpisodeRollout,
         "stop_idle",
-        "not episode.asked or episode.key not in pending",
-        "not episode.asked",
+        "episode.sampling is None or episode.key not in pending",
+        "episode.sampling is None",
         seed=2,
     ),
     "the episodes of a lost worker are not played again": Planted(
-        "episodes", EpisodePool, "replace", "list(self.playing[name].values())", "[]", seed=37
+        "episodes", EpisodePool, "replace", "return lost", "return []", seed=37
     ),
     "a worker is not told which episodes were dropped": Planted(
         "episodes", EpisodePool, "drop", "self.outbox[name].append(Drop(number))", "pass", seed=0
     ),
     "turns of an earlier play stay": Planted(
-        "episodes", OpenEpisode, "rewind", "turn < len(self.turns)", "False", seed=11
+        "episodes", OpenEpisode, "rewind", "turn < len(self.turns)", "False", seed=2
     ),
     "verdicts come back in another order": Planted(
         "rewards",

@@ -15,14 +15,17 @@ from rlsys.episodes.asking import Turn
 from rlsys.errors import WorkerFailed
 from rlsys.seeds import derive_seed
 from rlsys.threads import REAL, Threads
-from rlsys.types import NO_TOKENS, Request, Sample, join_turns
-from workers.episodes.messages import Answer, Asked, Ended, Event, Start, batching_s
+from rlsys.types import NO_TOKENS, Episode, Request, Sample, Verdict, join_turns
+from workers.episodes.messages import Answer, Asked, Ended, Event, Lost, Start, batching_s
 from workers.episodes.pool import EpisodePool
+from workers.processes.handle import KILLED
 from workers.rollout.generation import Generation
 from workers.rollout.rollout_group import RolloutGroup
 
 Key = tuple[str, int]  # uid and index of a sample
 NO_LOGPROBS = np.zeros(0, dtype=np.float32)
+MAX_CRASHES = 2  # processes that end while an episode's code runs, and it gets no further; then the episode has failed
+MAX_KILLED = 5  # of them, if all were killed: mostly by others than the episode
 
 
 SampledTurn = tuple[list[int], Sample]  # observation, and what the engine wrote
@@ -38,19 +41,31 @@ class StoppedEpisode(Sample):
 
 @dataclass(eq=False)
 class OpenEpisode:
-    """An episode that is being played."""
+    """An episode that is being played. Its turns are kept here and nowhere else.
 
-    number: int
+    A play that is lost is followed by another, which gets the same turns until it asks for something else, as with a
+    random environment.
+    """
+
     request: Request
+    number: int = 0  # of the present play
     tokens: list[int] = field(default_factory=list)  # of its turns, and of the observations before them
     turns: list[SampledTurn] = field(default_factory=list)
-    asked: Asked | None = None  # the turn that engines sample
-    next_ask: Asked | None = None  # replaces `asked`, whose turn is no longer wanted
+    asked: Asked | None = None  # what the play waits for
+    sampling: list[int] | None = (
+        None  # the observation before the turn that engines sample, which is the one after `turns`
+    )
     begun: SampledTurn | None = None  # a half-written turn
+    crashes: int = 0  # of plays, since one got further than ever before
+    killed: int = 0  # of these
+    furthest: int = 0  # turns that a play had asked for at a crash
 
     @property
     def key(self) -> Key:
         return self.request.uid, self.request.index
+
+    def has_turn(self, asked: Asked) -> bool:
+        return asked.turn < len(self.turns) and self.turns[asked.turn][0] == asked.observation
 
     def rewind(self, turn: int) -> None:
         """Forgets the turns from this one on, and the half-written one behind them."""
@@ -58,6 +73,16 @@ class OpenEpisode:
             del self.turns[turn:]
             self.begun = None
             self.tokens = tokens_of(self.turns)
+
+    def is_cause(self, lost: Lost) -> bool:
+        """Whether it is taken for the cause of the crash of its process: not at once, as the first may be a coincidence."""
+        if not lost.suspect:
+            return False
+        if lost.turns > self.furthest:
+            self.furthest, self.crashes, self.killed = lost.turns, 0, 0
+        self.crashes += 1
+        self.killed += lost.exit_status == KILLED
+        return self.crashes >= (MAX_KILLED if self.killed == self.crashes else MAX_CRASHES)
 
     def sample(self, finish: str) -> Sample:
         return join_turns(self.turns, Sample(*self.key, "", NO_TOKENS, NO_LOGPROBS, finish, 0))
@@ -132,16 +157,23 @@ class EpisodeRollout:
         return max(self.next_exchange - self.now(), 1e-3) if self.by_number else 0.0
 
     def begin(self, request: Request) -> None:
-        assert request.prompt is not None
-        self.last_number += 1
-        episode = OpenEpisode(self.last_number, request)
+        episode = OpenEpisode(request)
         if isinstance(request.partial, StoppedEpisode):
             episode.turns, episode.begun = list(request.partial.played), request.partial.begun
             episode.tokens = tokens_of(episode.turns)
-        self.by_number[episode.number] = self.by_key[episode.key] = episode
-        prompt, turns = request.prompt, [make_turn(observation, sample) for observation, sample in episode.turns]
+        self.by_key[episode.key] = episode
+        self.play(episode)
+
+    def play(self, episode: OpenEpisode) -> None:
+        """Starts a play, the first or one in place of a lost one."""
+        self.by_number.pop(episode.number, None)
+        self.last_number += 1
+        episode.number, episode.asked = self.last_number, None
+        self.by_number[episode.number] = episode
+        request, prompt = episode.request, episode.request.prompt
+        assert prompt is not None
         row = prompt.row | ({"prompt": prompt.messages} if prompt.messages else {})
-        self.pool.begin(Start(episode.number, prompt.play, row, request.max_new_tokens, turns))
+        self.pool.begin(Start(episode.number, prompt.play, row, request.max_new_tokens))
 
     def close(self, episode: OpenEpisode) -> None:
         del self.by_number[episode.number], self.by_key[episode.key]
@@ -163,13 +195,13 @@ class EpisodeRollout:
         pending = generation.pending_samples()
         self.sampled &= pending
         for episode in list(self.by_number.values()):
-            if not episode.asked or episode.key not in pending:
+            if episode.sampling is None or episode.key not in pending:
                 self.stop(episode)
 
     def require_debtor(self, generation: Generation) -> None:
         """Raises an error where this would wait for ever: every episode waits for a turn that nobody samples."""
         waits = self.by_number and not generation.waiting_count and not generation.pending_samples()
-        if waits and all(episode.asked for episode in self.by_number.values()):
+        if waits and all(episode.sampling is not None for episode in self.by_number.values()):
             uids = ", ".join(list(dict.fromkeys(episode.request.uid for episode in self.by_number.values()))[:3])
             raise WorkerFailed(
                 f"generating: {len(self.by_number)} episodes ({uids}, …) wait for turns that no engine samples and no "
@@ -182,15 +214,27 @@ class EpisodeRollout:
         episode = self.by_number[event.number]
         if isinstance(event, Ended):
             assert event.turns <= len(episode.turns), "the play got them from here"
-            self.close(episode)
-            episode.rewind(event.turns)  # this play may have ended earlier than the one before
-            self.finished.append(replace(episode.sample(event.finish), episode=event.episode))
-        elif event == episode.asked:  # it is played again, and asks for the turn that engines sample
-            episode.asked, episode.next_ask = event, None
-        elif episode.asked:
-            episode.next_ask = event
+            self.finish(episode, event)
+        elif isinstance(event, Lost):
+            if episode.is_cause(event):
+                self.finish(episode, crashed(event))
+            else:
+                self.play(episode)
+        elif episode.has_turn(event):
+            self.answer(episode, event)
         else:
-            self.ask(episode, event, generation)
+            episode.asked = event
+            if episode.sampling is None:
+                self.ask(episode, event, generation)
+
+    def finish(self, episode: OpenEpisode, ended: Ended) -> None:
+        self.close(episode)
+        episode.rewind(ended.turns)  # this play may have ended earlier than the one before
+        self.finished.append(replace(episode.sample(ended.finish), episode=ended.episode))
+
+    def answer(self, episode: OpenEpisode, asked: Asked) -> None:
+        episode.asked = None
+        self.pool.answer(Answer(episode.number, asked.turn, make_turn(*episode.turns[asked.turn])))
 
     def ask(self, episode: OpenEpisode, asked: Asked, generation: Generation) -> None:
         """Requests the turn from the engines, after all earlier turns. A half-written turn is continued."""
@@ -198,7 +242,7 @@ class EpisodeRollout:
         episode.rewind(asked.turn)
         if episode.begun and episode.begun[0] != asked.observation:
             episode.begun = None
-        episode.asked = asked
+        episode.sampling = asked.observation
         self.sampled.add(episode.key)
         request = episode.request
         generation.add(
@@ -229,21 +273,25 @@ class EpisodeRollout:
                 self.accept_turn(episode, sample, generation)
 
     def accept_turn(self, episode: OpenEpisode, sample: Sample, generation: Generation) -> None:
-        assert episode.asked is not None
-        asked, observation = episode.asked, episode.asked.observation
-        episode.asked, episode.begun = None, None
-        if next_ask := episode.next_ask:
-            episode.next_ask = None
-            self.ask(episode, next_ask, generation)
+        assert episode.sampling is not None
+        observation, asked = episode.sampling, episode.asked
+        episode.sampling, episode.begun = None, None
+        if asked and (asked.turn, asked.observation) != (len(episode.turns), observation):
+            self.ask(episode, asked, generation)  # another play, which asks for something else
         elif sample.finish == "cut":
             episode.begun = (observation, sample) if len(sample.tokens) else None
             self.stop(episode)
         else:
-            turn = make_turn(observation, sample)
             episode.turns.append((observation, sample))
-            episode.tokens += observation
-            episode.tokens += turn.tokens
-            self.pool.answer(Answer(episode.number, asked.turn, turn, asked.history))
+            episode.tokens += [*observation, *sample.tokens.tolist()]
+            if asked:
+                self.answer(episode, asked)
+
+
+def crashed(lost: Lost) -> Ended:
+    after = f", after turn {lost.turns}" if lost.turns else ""
+    verdict = Verdict(None, failure="crash", detail=f"the episode process ended: {lost.exit_status}{after}")
+    return Ended(lost.number, "stop", Episode(verdict, [], []), lost.turns)
 
 
 def tokens_of(turns: list[SampledTurn]) -> list[int]:

@@ -1,41 +1,37 @@
-"""Messages about an episode, by its number, between the driver, an episode worker and its process.
+"""Messages about a play, by its number, between the driver, an episode worker and its process.
 
-An episode that is played again may ask for something else than before. Then its turns have another `history`, and an
-answer to what it asked before is ignored, even if it comes to ask for the same later.
+An episode that is played again gets another number: what still comes of the play before is about a number that nobody knows.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rlsys.episodes.asking import Turn
 from rlsys.types import Episode
 
 
-@dataclass
+@dataclass(frozen=True)
 class Start:
-    """Play an episode. If it was played before, it gets the same turns again, until it asks for something else."""
+    """Play an episode."""
 
     number: int
     play: str  # the function
     row: dict[str, Any]
     max_new_tokens: int  # of a turn
-    turns: list[Turn] = field(default_factory=list)
-    history: int = 0  # how often it has asked for something else
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A turn that the episode has asked for. It is ignored if the episode asks for something else by now."""
+    """A turn that the play has asked for."""
 
     number: int
     index: int  # of the turn
     turn: Turn
-    history: int = 0  # of the `Asked`
 
 
 @dataclass(frozen=True)
 class Drop:
-    """End the episode without a message about it."""
+    """End the play without a message about it."""
 
     number: int
 
@@ -45,13 +41,12 @@ Command = Start | Answer | Drop
 
 @dataclass(frozen=True)
 class Asked:
-    """The episode asks for a turn. If there are turns from `turn` on already, they are dropped."""
+    """The play asks for a turn. The driver may have it already, from a play before."""
 
     number: int
     turn: int
     observation: list[int]
     max_tokens: int
-    history: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,17 @@ class Ended:
     turns: int  # that the play got. An earlier play of the episode may have got more: they are dropped
 
 
-Event = Asked | Ended
+@dataclass(frozen=True)
+class Lost:
+    """The play was lost with its process or worker."""
+
+    number: int
+    turns: int = 0  # that it had asked for
+    suspect: bool = False  # its code was running when the process crashed
+    exit_status: str = ""  # of the process
+
+
+Event = Asked | Ended | Lost
 
 
 def batching_s(episodes: int) -> float:

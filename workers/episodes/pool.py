@@ -10,26 +10,25 @@ from typing import Any
 
 from rlsys.config.schema import Config
 from rlsys.errors import WorkerLost
-from workers.episodes.messages import Answer, Command, Drop, Ended, Event, Start
+from workers.episodes.messages import Answer, Asked, Command, Drop, Event, Lost, Start
 from workers.fleet.pool import WorkPool
 from workers.fleet.replaceable_workers import ReplaceableWorkers
 from workers.fleet.watchdog import Watchdog
 
 
 class EpisodePool:
-    """`begin` episodes, then `poll` what they ask, and `answer`; `flush` sends the collected messages.
+    """`begin` plays, then `poll` what they ask, and `answer`; `flush` sends the collected messages.
 
-    A worker owes an answer for the episodes that do not wait for a turn. A lost worker is replaced, and the replacement
-    plays its episodes again.
+    A worker owes an answer for the plays that do not wait for a turn. It keeps nothing: the plays of a lost one are `Lost`.
     """
 
     def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):
         self.config, self.watchdog = config, watchdog
         names = [f"episode-{i}" for i in range(config.episode.workers)]
         self.workers = ReplaceableWorkers(names, spawn, watchdog)
-        self.pool: WorkPool[int, Start] = WorkPool(self.workers, watchdog, "playing episodes")
-        self.playing: dict[str, dict[int, Start]] = {name: {} for name in names}
-        self.worker_of: dict[int, str] = {}  # by episode
+        self.pool: WorkPool[int, None] = WorkPool(self.workers, watchdog, "playing episodes")
+        self.playing: dict[str, set[int]] = {name: set() for name in names}  # numbers of plays
+        self.worker_of: dict[int, str] = {}  # by play
         self.outbox: dict[str, list[Command]] = {name: [] for name in names}
 
     def start(self, model: str, window: int) -> None:
@@ -46,28 +45,31 @@ class EpisodePool:
         self.pool.on_arrival = wake
 
     def begin(self, start: Start) -> None:
-        """Starts an episode, on the worker that plays the fewest."""
+        """Starts a play, on the worker that has the fewest."""
         name = min(self.playing, key=lambda n: len(self.playing[n]))
-        self.pool.give(name, {start.number: start})
-        self.playing[name][start.number] = start
+        self.playing[name].add(start.number)
         self.worker_of[start.number] = name
-        self.outbox[name].append(start)
+        self.send(start)
 
     def answer(self, answer: Answer) -> None:
-        name = self.worker_of[answer.number]
-        start = self.playing[name][answer.number]
-        start.turns.append(answer.turn)
-        self.pool.give(name, {answer.number: start})
-        self.outbox[name].append(answer)
+        if answer.number in self.worker_of:  # else its worker was lost since it asked, which `poll` has told too
+            self.send(answer)
+
+    def send(self, command: Start | Answer) -> None:
+        """From now on the worker has something to do for this play."""
+        name = self.worker_of[command.number]
+        self.pool.give(name, {command.number: None})
+        self.outbox[name].append(command)
 
     def drop(self, number: int) -> None:
-        """Ends an episode. It may have ended: after an error nobody handles the events that `poll` has returned."""
+        """Ends a play. It may have ended: after an error nobody handles the events that `poll` has returned."""
         if name := self.worker_of.get(number):
             self.forget(name, number)
             self.outbox[name].append(Drop(number))
 
     def forget(self, name: str, number: int) -> None:
-        del self.playing[name][number], self.worker_of[number]
+        del self.worker_of[number]
+        self.playing[name].discard(number)
         self.pool.held[name].pop(number, None)
 
     def flush(self) -> None:
@@ -82,7 +84,7 @@ class EpisodePool:
         while arrival := self.pool.poll(0):
             line, news = arrival
             if isinstance(news, WorkerLost):
-                self.replace(line.worker, news)
+                events += self.replace(line.worker, news)
             elif isinstance(news, Exception):
                 raise news
             else:
@@ -90,27 +92,24 @@ class EpisodePool:
         return events
 
     def note_event(self, name: str, event: Event) -> bool:
-        """Returns whether the event is new: the episode is still played, and has not been sent the turn that it asks for."""
+        """Returns whether the play is still known. After a question it waits, and the worker owes nothing for it."""
         if event.number not in self.playing[name]:
             return False
-        if isinstance(event, Ended):
+        if isinstance(event, Asked):
+            self.pool.held[name].pop(event.number, None)
+        else:
             self.forget(name, event.number)
-            return True
-        start = self.playing[name][event.number]
-        start.history, turns = event.history, start.turns
-        if event.turn < len(turns) and turns[event.turn].observation == event.observation:
-            return False  # a new worker asked before the answer to the old one reached it
-        del turns[event.turn :]
-        self.pool.held[name].pop(event.number, None)  # it waits for a turn
         return True
 
-    def replace(self, name: str, error: WorkerLost) -> None:
-        """Replaces a worker, and starts its episodes again with the turns sampled so far."""
-        self.pool.lose(name)
+    def replace(self, name: str, error: WorkerLost) -> list[Event]:
+        """Replaces a worker. Its plays are lost."""
+        lost: list[Event] = [Lost(number) for number in sorted(self.playing[name])]
+        for event in lost:
+            self.forget(name, event.number)
+        self.outbox[name] = []
         self.pool.replace(name, error)
         self.pool.open(name, "events", stream=True)
-        self.pool.give(name, self.playing[name])
-        self.outbox[name] = list(self.playing[name].values())
+        return lost
 
     def episodes_by_worker(self) -> dict[str, int]:
         """Counts the episodes that each worker plays. Any thread may call it."""

@@ -1,10 +1,9 @@
-"""Plays episodes in an episode process, and plays them again when the process crashes, stalls, or is past a deadline.
+"""Plays episodes in an episode process, and replaces the process when it crashes, stalls, or is past a deadline.
 
     send(commands) ──▶ supervisor thread ──▶ episode process (workers/episodes/process.py)
     events()       ◀──┘
 
-An episode that is played again gets the turns sampled so far. If it asks for something else than before, as with a
-random environment, the turns from there on are sampled again.
+The plays of a process that has ended are `Lost`, or have failed, if one took too long. The driver has them played again.
 """
 
 import pickle
@@ -15,33 +14,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlsys.episodes.asking import Turn
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.types import Episode, Verdict
-from workers.episodes.messages import Answer, Asked, Command, Drop, Ended, Event, Start, batching_s
-from workers.processes.handle import KILLED, ProcessHandle
+from workers.episodes.messages import Answer, Asked, Command, Drop, Ended, Event, Lost, Start, batching_s
+from workers.processes.handle import ProcessHandle
 from workers.processes.supervisor import SILENCE_LIMIT_S, Cause, ProcessSupervisor
 
 GRACE_S = 1.0  # for an episode to stop by itself, before its process is killed
 DROP_S = 10.0  # or step_timeout_s: for a dropped episode to end, before its process is replaced
-MAX_CRASHES = 2  # processes that end while an episode's code runs, and it gets no further; then the episode has failed
-MAX_KILLED = 5  # of them, if all were killed: mostly by others than the episode
 
 
 @dataclass(eq=False)
 class Played:
-    """An episode, and its progress in the process."""
+    """A play, and its progress in the process."""
 
     start: Start
-    requested: tuple[int, list[int]] | None = None  # turn and observation that the driver has been asked for
-    asked: int = 0  # turns it has asked for since the process started it
+    asked: int = 0  # turns that it has asked for
     began: bool = False  # its code has run in the process
-    waits: bool = False  # for the turn that is requested
+    waits: bool = False  # for a turn
     step_began: float | None = None  # while it is not waiting for a turn
     outside_s: float = 0.0
-    crashes: int = 0  # since it got further than ever before
-    killed: int = 0  # of these
-    furthest: int = 0  # turns it had asked for at a crash
     late: bool = False  # it has been cancelled there, and the event loop went on
 
 
@@ -109,8 +101,6 @@ class EpisodeRunner(ProcessSupervisor):
         if not self.started:
             self.started = True
             self.start_spare()  # not earlier: when a run starts, others need the cores
-        played.asked, played.began, played.late = 0, False, False
-        played.outside_s = 0.0
         self.playing[start.number] = played
         self.last_begin = time.monotonic()
         self.outgoing.append(("start", start.number, start.play, row, start.max_new_tokens))
@@ -127,18 +117,11 @@ class EpisodeRunner(ProcessSupervisor):
 
     def answer(self, command: Answer) -> None:
         played = self.playing.get(command.number)
-        played = played or next((p for p in self.waiting if p.start.number == command.number), None)
-        if played is None or not is_wanted(command, played):
-            return
-        played.start.turns.append(command.turn)
-        played.requested = None
-        if played.waits:
-            self.send_turn(played, command.turn)
-
-    def send_turn(self, played: Played, turn: Turn) -> None:
-        played.waits = False
-        self.begin_step(played)
-        self.outgoing.append(("turn", played.start.number, turn.tokens, turn.logprobs, turn.finish))
+        if played and played.waits and command.index == played.asked - 1:
+            played.waits = False
+            self.begin_step(played)
+            turn = command.turn
+            self.outgoing.append(("turn", command.number, turn.tokens, turn.logprobs, turn.finish))
 
     def drop(self, command: Drop) -> None:
         self.waiting = deque(p for p in self.waiting if p.start.number != command.number)
@@ -173,16 +156,9 @@ class EpisodeRunner(ProcessSupervisor):
     def on_ask(self, played: Played, observation: list[int], max_tokens: int) -> None:
         self.running = None
         self.end_step(played)
-        number, asked, turns = played.start.number, played.asked, played.start.turns
+        self.events_queue.put(Asked(played.start.number, played.asked, observation, max_tokens))
         played.asked += 1
-        if asked < len(turns) and turns[asked].observation == observation:
-            return self.send_turn(played, turns[asked])
         played.waits = True
-        if played.requested != (asked, observation):
-            played.start.history += played.requested is not None or asked < len(turns)
-            del turns[asked:]
-            played.requested = asked, observation
-            self.events_queue.put(Asked(number, asked, observation, max_tokens, played.start.history))
 
     # --- deadlines and crashes ---------------------------------------------------------------------------------------
 
@@ -209,41 +185,27 @@ class EpisodeRunner(ProcessSupervisor):
         self.replace_process("retired")
 
     def hand_back(self, cause: Cause, now: float, exit_status: str) -> None:
-        """After a process has ended, plays its episodes again, except the one that caused it.
+        """After a process has ended, reports its plays as lost, or as failed if one took too long.
 
-        If a deadline has passed, the cause is the episode that did not end when it was cancelled, or else the one whose
-        code was running, as it blocks the others. After a crash, an episode is the cause only if this has happened to
-        it twice, and it got no further in between: the first crash may be a coincidence. More often if the process was
-        killed. If the code was a task that an episode has left behind, none is.
+        If a deadline has passed, the cause is the play that did not end when it was cancelled, or else the one whose code
+        was running, as it blocks the others. After a crash, suspects are the one whose code was running, or else all that
+        were not waiting. If the code was a task that a play has left behind, none is.
         """
         overdue = {p for p in self.working if (self.deadline(p) or now + 1) <= now}
         suspects = overdue if cause == "timeout" else set(self.working)
         if self.running is not None:
             suspects = {p for p in self.playing.values() if p.start.number == self.running}
         self.running = None
-        failed: dict[Played, tuple[str, str]] = {}
-        if cause == "timeout":
-            for played in {p for p in overdue if p.late} or suspects:
-                limit = self.limits.step_timeout_s
-                failed[played] = (
-                    "timeout",
-                    f"a step took more than {limit:g} s (episode.step_timeout_s); process killed",
-                )
-        elif cause == "crash":
-            for played in suspects:
-                if played.asked > played.furthest:
-                    played.furthest, played.crashes, played.killed = played.asked, 0, 0
-                played.crashes += 1
-                played.killed += exit_status == KILLED
-                if played.crashes >= (MAX_KILLED if played.killed == played.crashes else MAX_CRASHES):
-                    failed[played] = "crash", f"the episode process ended: {exit_status}"
-        replayed = [p for p in self.playing.values() if p not in failed]
-        for played in replayed:
-            played.waits = False  # an answer is kept for it until the next process plays it
+        failed = ({p for p in overdue if p.late} or suspects) if cause == "timeout" else set()
+        lost = [played for played in self.playing.values() if played not in failed]
         self.playing, self.working, self.outgoing, self.dropped = {}, set(), [], {}
-        for played, (failure, detail) in failed.items():
-            self.fail(played, failure, f"{detail}, after turn {played.asked}" if played.asked else detail)
-        self.waiting.extendleft(reversed(replayed))
+        limit = self.limits.step_timeout_s
+        for played in failed:
+            detail = f"a step took more than {limit:g} s (episode.step_timeout_s); process killed"
+            self.fail(played, "timeout", f"{detail}, after turn {played.asked}" if played.asked else detail)
+        for played in lost:
+            suspect = cause == "crash" and played in suspects
+            self.events_queue.put(Lost(played.start.number, played.asked, suspect, exit_status))
 
     def fail(self, played: Played, failure: str, detail: str) -> None:
         episode = Episode(Verdict(None, failure=failure, detail=detail), [], [])
@@ -252,12 +214,3 @@ class EpisodeRunner(ProcessSupervisor):
 
     def fail_work(self, error: Exception) -> None:
         self.events_queue.put(error)
-
-
-def is_wanted(answer: Answer, played: Played) -> bool:
-    """False if the episode was played again before the answer arrived, and has asked for something else."""
-    if answer.history != played.start.history:
-        return False
-    if played.requested:
-        return played.requested == (answer.index, answer.turn.observation)
-    return answer.index == len(played.start.turns)

@@ -16,7 +16,7 @@ from simulated_episodes import quiet_watchdog
 from rlsys.config.schema import Config
 from rlsys.types import Episode, Prompt, Request, Sample
 from workers.episodes.episode_rollout import EpisodeRollout, OpenEpisode
-from workers.episodes.messages import Asked, Ended
+from workers.episodes.messages import Asked, Ended, Lost
 from workers.episodes.pool import EpisodePool
 from workers.episodes.worker import RAY_OPTIONS, EpisodeWorker
 from workers.fleet.process_registry import read_process_info
@@ -155,8 +155,10 @@ def kill(name: str, logs: Path, worker: bool) -> None:
 def open_rollout() -> tuple[EpisodeRollout, OpenEpisode, list[Request]]:
     """An episode that engines sample the first turn of."""
     rollout = EpisodeRollout(None, None)  # type: ignore[arg-type]
-    episode = OpenEpisode(1, Request("p0", 0, [], 5, 1.0, 8))
+    prompt = Prompt("p0", "s", "", [], {}, play="f")
+    episode = OpenEpisode(Request("p0", 0, [], 5, 1.0, 8, prompt=prompt), number=1)
     rollout.by_number[1] = rollout.by_key["p0", 0] = episode
+    rollout.last_number = 1
     requests: list[Request] = []
     rollout.on_event(Asked(1, 0, [7], 8), SimpleNamespace(add=requests.append))  # type: ignore[arg-type]
     return rollout, episode, requests
@@ -164,19 +166,22 @@ def open_rollout() -> tuple[EpisodeRollout, OpenEpisode, list[Request]]:
 
 def test_a_new_worker_that_asks_for_what_engines_sample_gets_it() -> None:
     rollout, episode, requests = open_rollout()
-    rollout.on_event(Asked(1, 0, [7], 8), None)  # type: ignore[arg-type]
     answers: list[Any] = []
-    rollout.pool = SimpleNamespace(answer=answers.append)  # type: ignore[assignment]
+    starts: list[Any] = []
+    rollout.pool = SimpleNamespace(answer=answers.append, begin=starts.append)  # type: ignore[assignment]
+    rollout.on_event(Lost(1), None)  # type: ignore[arg-type]
+    assert [start.number for start in starts] == [2]
+    rollout.on_event(Asked(2, 0, [7], 8), None)  # type: ignore[arg-type]
     turn = Sample("p0", 0, "", np.array([4], dtype=np.int32), np.zeros(1, dtype=np.float32), "stop", 0)
     rollout.accept([turn], None)  # type: ignore[arg-type]
     assert len(requests) == 1
-    assert [(a.index, a.turn.tokens) for a in answers] == [(0, [4])]
+    assert [(a.number, a.index, a.turn.tokens) for a in answers] == [(2, 0, [4])]
     assert episode.sample("stop").sequence.tolist() == [7, 4]
 
 
 def test_a_half_written_turn_is_no_beginning_of_an_earlier_one() -> None:
     """It was the third turn, and the episode asks for the same in place of its second."""
-    rollout, episode = EpisodeRollout(None, None), OpenEpisode(1, Request("p0", 0, [], 5, 1.0, 8))  # type: ignore[arg-type]
+    rollout, episode = EpisodeRollout(None, None), OpenEpisode(Request("p0", 0, [], 5, 1.0, 8), number=1)  # type: ignore[arg-type]
     rollout.by_number[1] = episode
     turn = Sample("p0", 0, "", np.array([4], dtype=np.int32), np.zeros(1, dtype=np.float32), "stop", 0)
     episode.turns, episode.tokens, episode.begun = [([7], turn), ([8], turn)], [7, 4, 8, 4], ([9], turn)

@@ -1,8 +1,10 @@
 """Episodes in a real process, without engines: the test answers each ask itself."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 from rlsys.episodes.asking import Turn
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.errors import ConfigError
-from workers.episodes.messages import Answer, Asked, Ended, Event, Start
+from rlsys.types import Request
+from workers.episodes.episode_rollout import OpenEpisode, crashed
+from workers.episodes.messages import Answer, Asked, Command, Ended, Event, Lost, Start
 from workers.episodes.runner import EpisodeRunner
 
 GAMES = """
@@ -180,17 +184,36 @@ def episode_process() -> psutil.Process:
 
 
 def play(episodes: EpisodeRunner, starts: list[Start]) -> tuple[dict[int, Ended], list[Asked]]:
-    """Plays until all have ended, answering each ask with `3 4 end`."""
-    episodes.send(list(starts))
+    """Plays until all have ended, as the driver does: answers each ask with `3 4 end`, and begins lost plays again.
+
+    Returns the ends, and what was asked for that was not known from a play before.
+    """
+    start_of = {start.number: start for start in starts}  # by the number of a play, also of one that begins again
+    episode_of = {start.number: OpenEpisode(Request("p", start.number, [], 0, 1.0, 8)) for start in starts}
+    known: dict[int, list[list[int]]] = {start.number: [] for start in starts}  # observations
+    numbers = itertools.count(1_000_000)
     ended: dict[int, Ended] = {}
     asked: list[Asked] = []
+    episodes.send(list(starts))
     for events in episodes.events():
-        for event in events:
+        commands: list[Command] = []
+        for event in [event for event in events if event.number in start_of]:
+            start = start_of[event.number]
             if isinstance(event, Asked):
-                asked.append(event)
+                turns = known[start.number]
+                if turns[event.turn : event.turn + 1] != [event.observation]:
+                    turns[event.turn :] = [event.observation]
+                    asked.append(replace(event, number=start.number))
+                commands.append(answer(event))
+            elif isinstance(event, Ended):
+                ended[start.number] = event
+            elif episode_of[start.number].is_cause(event):
+                ended[start.number] = crashed(event)
             else:
-                ended[event.number] = event
-        episodes.send([answer(event) for event in events if isinstance(event, Asked)])
+                again = replace(start, number=next(numbers))
+                start_of[again.number] = start
+                commands.append(again)
+        episodes.send(commands)
         if len(ended) == len(starts):
             return ended, asked
     raise AssertionError
@@ -198,9 +221,7 @@ def play(episodes: EpisodeRunner, starts: list[Start]) -> tuple[dict[int, Ended]
 
 def answer(asked: Event) -> Answer:
     assert isinstance(asked, Asked)
-    return Answer(
-        asked.number, asked.turn, Turn(asked.observation, [5, 6, 1], [-1.0, -2.0, -0.5], "stop"), asked.history
-    )
+    return Answer(asked.number, asked.turn, Turn(asked.observation, [5, 6, 1], [-1.0, -2.0, -0.5], "stop"))
 
 
 OUTCOMES = {  # function: failure or score, and what its detail says or why it ended
@@ -272,21 +293,26 @@ def test_an_episode_that_is_played_again_goes_through_a_set_in_the_same_order(tm
     observations = set()
     with runner(s) as episodes:
         episodes.send([Start(1, s.plays[0], {}, 8)])
-        events, turns = episodes.events(), 0
-        while turns < 4:
-            [event] = next(events)
-            assert isinstance(event, Asked)
-            observations.add(tuple(event.observation))
-            turns += 1
-            if turns == 2:
-                episode_process().kill()
-            episodes.send([Answer(1, event.turn, Turn(event.observation, [5, 1], [-1.0, -1.0], "stop"))])
-        assert event.turn == 3, "no turn was sampled again"
+        turn, plays = -1, 1
+        for events in episodes.events():
+            for event in events:
+                if isinstance(event, Lost):
+                    plays += 1
+                    episodes.send([Start(plays, s.plays[0], {}, 8)])
+                    continue
+                assert isinstance(event, Asked)
+                turn = event.turn
+                observations.add(tuple(event.observation))
+                if turn == 1 and plays == 1:
+                    episode_process().kill()
+                episodes.send([Answer(event.number, turn, Turn(event.observation, [5, 1], [-1.0, -1.0], "stop"))])
+            if turn == 3:
+                break
+    assert plays == 2
     assert len(observations) == 1
 
 
 def test_answers_that_nothing_asks_for_any_more_are_left_out(tmp_path: Path, tiny_model: str) -> None:
-    """A worker that takes an episode over may ask for a turn that is on its way, or for another one in its place."""
     s = settings(tmp_path, tiny_model, "asks_for_ever", max_turns=2)
     [play] = s.plays
     with runner(s) as episodes:
@@ -295,7 +321,7 @@ def test_answers_that_nothing_asks_for_any_more_are_left_out(tmp_path: Path, tin
         [first] = next(events)
         assert isinstance(first, Asked)
         other = Turn([*first.observation, 9], [7, 1], [-1.0, -1.0], "stop")
-        episodes.send([Answer(1, 0, other), answer(first), answer(first)])
+        episodes.send([Answer(1, 1, other), Answer(2, 0, other), answer(first), answer(first)])
         [second] = next(events)
         assert isinstance(second, Asked)
         assert (second.turn, second.observation) == (1, first.observation)
