@@ -5,7 +5,9 @@ python tests/storms/run.py engines --seed 123       one schedule, with its timel
 """
 
 import argparse
+import math
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -30,25 +32,31 @@ def run_chunk(world: str, first: int, count: int) -> list[Outcome]:
     return outcomes
 
 
-def storm(chosen: list[str], schedules: int, first: int, processes: int) -> list[Outcome]:
-    """Runs schedules of these worlds, and prints a line for each world and what does not hold."""
+def storm(chosen: list[str], schedules: int, first: int, processes: int, limit_s: float = math.inf) -> list[Outcome]:
+    """Runs schedules of these worlds, at most for so long. Prints a line for each world, and what does not hold."""
     total = sum(SHARES[w] for w in chosen)
     chunks = [
-        (world, first + i, min(CHUNK, count - i))
+        (i / count, world, first + i, min(CHUNK, count - i))
         for world in chosen
         for count in [max(1, round(schedules * SHARES[world] / total))]
         for i in range(0, count, CHUNK)
     ]
+    outcomes: list[Outcome] = []
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     with ProcessPoolExecutor(processes) as pool:
-        began = time.monotonic()
-        outcomes = [o for part in pool.map(run_chunk, *zip(*chunks, strict=True)) for o in part]
-    seconds = time.monotonic() - began
+        for part in pool.map(run_chunk, *zip(*[chunk[1:] for chunk in sorted(chunks)], strict=True)):
+            outcomes += part
+            if time.monotonic() - began > limit_s:
+                pool.shutdown(cancel_futures=True)
+                break
+    seconds, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     for world in chosen:
         own = [o for o in outcomes if o.world == world]
         hours, faults = sum(o.seconds for o in own) / 3600, sum(o.faults for o in own)
         failed = sum(1 for o in own if o.problem)
         print(f"{world:9} {len(own):6,} schedules, {hours:7.1f} simulated hours, {faults:6,} faults: {failed} failed")
-    print(f"{len(outcomes):,} schedules in {seconds:.0f} s, {len(outcomes) / seconds:.0f} a second")
+    print(f"{len(outcomes):,} schedules in {seconds:.0f} s, which took {busy:.0f} s of processors")
     for outcome in [o for o in outcomes if o.problem][:3]:
         show(outcome)
     counts = Counter(o.problem.splitlines()[-1][:100] for o in outcomes if o.problem)
