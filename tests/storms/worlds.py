@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from engines import Engines
-from episodes import Episodes
-from rewards import Rewards
+from engine_storms import Engines
+from episode_storms import Episodes
+from reward_storms import Rewards
 from schedules import World
-from trainer import Trainers
+from trainer_storms import Trainers
 
 WORLDS: dict[str, Callable[[int], World]] = {
     "engines": Engines,

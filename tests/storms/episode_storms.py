@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from engines import Engine, Engines, Key, Rank
+from engine_storms import Engine, Engines, Key, Rank
 from fleets import START_S, Worker, number_of
 from invariants import require
 from simulated_cluster import Answer, Signal, Steps
