@@ -1,12 +1,16 @@
 """Episodes in a real process, without engines: the test answers each ask itself."""
 
 import itertools
+import queue
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psutil
 import pytest
@@ -183,40 +187,80 @@ def episode_process() -> psutil.Process:
     return process
 
 
-def play(episodes: EpisodeRunner, starts: list[Start]) -> tuple[dict[int, Ended], list[Asked]]:
-    """Plays until all have ended, as the driver does: answers each ask with `3 4 end`, and begins lost plays again.
+class Driver:
+    """Does what the driver does, on a thread: answers each ask with `3 4 end`, and begins lost plays again.
 
-    Returns the ends, and what was asked for that was not known from a play before.
+    `events` has the ends, and what was asked for that was not known from a play before.
     """
-    start_of = {start.number: start for start in starts}  # by the number of a play, also of one that begins again
-    episode_of = {start.number: OpenEpisode(Request("p", start.number, [], 0, 1.0, 8)) for start in starts}
-    known: dict[int, list[list[int]]] = {start.number: [] for start in starts}  # observations
-    numbers = itertools.count(1_000_000)
-    ended: dict[int, Ended] = {}
-    asked: list[Asked] = []
-    episodes.send(list(starts))
-    for events in episodes.events():
-        commands: list[Command] = []
-        for event in [event for event in events if event.number in start_of]:
-            start = start_of[event.number]
-            if isinstance(event, Asked):
-                turns = known[start.number]
-                if turns[event.turn : event.turn + 1] != [event.observation]:
-                    turns[event.turn :] = [event.observation]
-                    asked.append(replace(event, number=start.number))
-                commands.append(answer(event))
-            elif isinstance(event, Ended):
-                ended[start.number] = event
-            elif episode_of[start.number].is_cause(event):
-                ended[start.number] = crashed(event)
-            else:
-                again = replace(start, number=next(numbers))
-                start_of[again.number] = start
-                commands.append(again)
-        episodes.send(commands)
-        if len(ended) == len(starts):
-            return ended, asked
-    raise AssertionError
+
+    def __init__(self, episodes: EpisodeRunner):
+        self.episodes = episodes
+        self.start_of: dict[int, Start] = {}  # by the number of a play, also of one that begins again
+        self.episode_of: dict[int, OpenEpisode] = {}
+        self.known: defaultdict[int, list[list[int]]] = defaultdict(list)  # observations
+        self.numbers = itertools.count(1_000_000)
+        self.events: queue.SimpleQueue[Asked | Ended | Exception] = queue.SimpleQueue()
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def begin(self, starts: list[Start]) -> None:
+        for start in starts:
+            self.start_of[start.number] = start
+            self.episode_of[start.number] = OpenEpisode(Request("p", start.number, [], 0, 1.0, 8))
+        self.episodes.send(list(starts))
+
+    def run(self) -> None:
+        try:
+            for events in self.episodes.events():
+                news = [event for event in events if event.number in self.start_of]
+                self.episodes.send([command for event in news for command in self.react(event)])
+        except Exception as error:
+            self.events.put(error)
+
+    def next(self) -> Asked | Ended:
+        event = self.events.get()
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def react(self, event: Event) -> list[Command]:
+        start = self.start_of[event.number]
+        if isinstance(event, Asked):
+            turns = self.known[start.number]
+            if turns[event.turn : event.turn + 1] != [event.observation]:
+                turns[event.turn :] = [event.observation]
+                self.events.put(replace(event, number=start.number))
+            return [answer(event)]
+        if isinstance(event, Ended):
+            self.events.put(replace(event, number=start.number))
+        elif self.episode_of[start.number].is_cause(event):
+            self.events.put(replace(crashed(event), number=start.number))
+        else:
+            again = replace(start, number=next(self.numbers))
+            self.start_of[again.number] = start
+            return [again]
+        return []
+
+
+DRIVERS: WeakKeyDictionary[EpisodeRunner, Driver] = WeakKeyDictionary()
+
+
+def driver_of(episodes: EpisodeRunner) -> Driver:
+    if episodes not in DRIVERS:
+        DRIVERS[episodes] = Driver(episodes)
+    return DRIVERS[episodes]
+
+
+def play(episodes: EpisodeRunner, starts: list[Start]) -> tuple[dict[int, Ended], list[Asked]]:
+    """Plays until all have ended. Returns the ends, and what was asked for."""
+    driver, ended, asked = driver_of(episodes), dict[int, Ended](), list[Asked]()
+    driver.begin(starts)
+    while len(ended) < len(starts):
+        event = driver.next()
+        if isinstance(event, Ended):
+            ended[event.number] = event
+        else:
+            asked.append(event)
+    return ended, asked
 
 
 def answer(asked: Event) -> Answer:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_runner import answer, episode_process, play, runner, settings
+from test_runner import answer, driver_of, episode_process, play, runner, settings
 
 import workers.episodes.runner
 from rlsys.episodes.settings import EpisodeSettings
@@ -146,17 +146,15 @@ def test_a_dropped_episode_that_does_not_end_is_ended_and_others_are_played_agai
 ) -> None:
     monkeypatch.setattr(workers.episodes.runner, "DROP_S", 1.0)
     with runner(games) as episodes:
-        events = answered(episodes)
-        process = episode_process()
-        episodes.send([Start(i, named(games, "is_stubborn"), {}, 8) for i in range(20)])
-        episodes.send(
-            [Start(100, named(games, "takes_its_time"), {"turns": 1, "seconds": 4.0, "mark": f"{tmp_path}/mark"}, 8)]
-        )
-        numbers = [next(events).number for _ in range(21)]
+        driver, process = driver_of(episodes), episode_process()
+        driver.begin([Start(i, named(games, "is_stubborn"), {}, 8) for i in range(20)])
+        row = {"turns": 1, "seconds": 4.0, "mark": f"{tmp_path}/mark"}
+        driver.begin([Start(100, named(games, "takes_its_time"), row, 8)])
+        numbers = [driver.next().number for _ in range(21)]
         assert len(set(numbers)) == 21
         time.sleep(0.5)
         episodes.send([Drop(i) for i in range(20)])
-        event = next(events)
+        event = driver.next()
         assert isinstance(event, Ended)
         assert scores({event.number: event}) == {100: 1.0}
         assert not process.is_running()
@@ -189,11 +187,10 @@ def test_kills_from_outside_are_not_the_fault_of_an_episode(
     mark = tmp_path / "mark"
     row = {"turns": turns, "seconds": 1.0, "mark": str(mark)}
     with runner(games) as episodes:
-        episodes.send([Start(1, named(games, "takes_its_time"), row, 8)])
+        driver = driver_of(episodes)
+        driver.begin([Start(1, named(games, "takes_its_time"), row, 8)])
         asked, killed = [], ""
-        for event in answered(episodes):
-            if isinstance(event, Ended):
-                break
+        while isinstance(event := driver.next(), Asked):
             asked.append(event.turn)
             for _ in range(kills_of_each):
                 while mark.exists() and mark.read_text() == killed:
