@@ -36,7 +36,7 @@ class Bundle:
 
 
 def make_bundles(config: Config, training: bool) -> list[Bundle]:
-    """All bundles of a run, in the order in which they should lie together: ranks that send weights beside the engines."""
+    """All bundles of a run, in the order in which they should lie together: ranks that send weights next to the engines."""
     bundles: list[Bundle] = []
     for role in in_placing_order(roles_of(config, training)).values():
         workers = [worker for worker in role.workers(config) if worker.gpus]
@@ -50,7 +50,7 @@ def make_bundles(config: Config, training: bool) -> list[Bundle]:
 
 
 def count_other_gpus(config: Config) -> int:
-    """GPUs beside those of engines and policy: of critic, reference and reward models that have a bundle of their own."""
+    """GPUs other than those of engines and policy: of critic, reference and reward models that have a bundle of their own."""
 
     def holds_engine_or_policy(bundle: Bundle) -> bool:
         return any(worker.startswith(("rollout-", "policy-")) for worker in bundle.workers)

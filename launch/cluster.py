@@ -21,13 +21,12 @@ from launch.roles import ROLES, Role, StartFacts, describe_workers, roles_of
 from rlsys.config.derived import policy_is_reference
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
-from rlsys.interfaces import Rewards, Rollout
+from rlsys.interfaces import Rewards
 from rlsys.models.config_json import ModelLimits
 from rlsys.runs.progress import Note
 from workers.fleet.process_registry import clear_registry, read_process_info, remove_shared_memory
 from workers.fleet.watchdog import Watchdog
 from workers.start.imports import pause_garbage_collection
-from workers.start.ports import port_is_taken
 from workers.start.worker_forkserver import fork_command
 
 if TYPE_CHECKING:
@@ -73,6 +72,8 @@ class RunningCluster:
             run_concurrently(starts)
         if self.policy:
             self.policy.connect(self.rollout)
+        if episode_workers := self.groups.get("episode"):
+            self.rollout.play_with(episode_workers)
         self.note(f"ready; weights travel by {self.transport}" if self.policy else "ready")
         return self
 
@@ -95,14 +96,6 @@ class RunningCluster:
     @property
     def critic(self) -> "CriticGroup | None":
         return self.groups.get("critic")
-
-    @property
-    def sampler(self) -> Rollout:
-        """The engines, and the episode workers where there are any."""
-        from workers.episodes.episode_rollout import EpisodeRollout
-
-        episodes = self.groups.get("episode")
-        return EpisodeRollout(self.rollout, episodes) if episodes else self.rollout
 
     @property
     def judge(self) -> Rewards:
@@ -140,12 +133,7 @@ def running_cluster(
 ) -> Iterator[RunningCluster]:
     """Starts Ray and all workers, and ends all of them afterwards. Without `choose_checkpointing`: none that train."""
     training = choose_checkpointing is not None
-    remove_leftovers()  # they may hold a port
-    for role in [name for name in ROLES if training and ROLES[name].restarts_run]:
-        if (port := getattr(config, role).port) and port_is_taken(port):
-            raise ConfigError(
-                f"{role}.port: port {port} is taken on this machine. Choose another, or 0 for any free one."
-            )
+    remove_leftovers()  # they hold memory
     watchdog.note("starting Ray")
     clear_registry(watchdog.logs)
     with ray_session(config, watchdog.logs) as session:
@@ -205,7 +193,7 @@ class Actors:
 
     def spawner_of(self, role: Role, place: Callable[[str], dict[str, Any]]) -> Callable[[str], Any]:
         """Returns `spawn` for the workers of a role. `place` gives the Ray options that put a worker on its node."""
-        ray_options = resolve_name(role.ray_options) if role.ray_options else {}
+        ray_options = resolve_name(role.ray_options)(self.config) if role.ray_options else {}
         numbers = {worker.name: worker.numbers for worker in role.workers(self.config)}
         return self.make_spawner(
             resolve_name(role.worker),

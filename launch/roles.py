@@ -54,7 +54,7 @@ class Role:
     needs: tuple[str, ...] = ()  # roles above in the table whose groups the group gets
     environment: Callable[[Config], dict[str, str]] = lambda config: {}
     forked_by: str = ""  # the kind of fork server that starts it on one machine
-    ray_options: str = ""  # more options of its actors, as `module:NAME`
+    ray_options: str = ""  # more options of its actors: `function(config)`, as `module:function`
     too_large: str = "Use fewer."  # a way out if no node has the GPUs that one worker needs
     without_gpus: str = "use cluster.device=cpu"  # a way out if no node has a GPU
 
@@ -82,9 +82,8 @@ def list_critic_ranks(c: Config) -> list[Worker]:
 
 
 def list_reference_ranks(c: Config) -> list[Worker]:
-    reason = f"reference.ranks ({c.reference.ranks}) × reference.gpus ({c.reference.gpus:g})"
-    names = reference_names(c)
-    return [Worker(name, (i,), on_gpus(c, c.reference.gpus), reason) for i, name in enumerate(names)]
+    gpus, reason = on_gpus(c, c.reference.place != "cpu"), f"reference.ranks ({c.reference.ranks})"
+    return [Worker(name, (i,), gpus, reason) for i, name in enumerate(reference_names(c))]
 
 
 def list_engines(c: Config) -> list[Worker]:
@@ -133,7 +132,7 @@ def of_threads(count: int) -> str:
     return f" of {count} threads" if count > 1 else ""
 
 
-# In the order in which they start. Ray starts as many at a time as there are cores.
+# In the order in which they start. Ray starts one for each core at a time.
 ROLES = {
     "policy": Role(
         worker="workers.learner.policy:PolicyRank",
@@ -156,7 +155,6 @@ ROLES = {
         needs=("policy",),
         environment=rank_environment,
         forked_by=MODELS,
-        too_large="The reference computes on one GPU: use reference.gpus=1 or less, and more reference.ranks.",
     ),
     "critic": Role(
         worker="workers.learner.critic:CriticRank",
@@ -185,17 +183,17 @@ ROLES = {
         workers=list_reward_workers,
         label=lambda c: f"{c.reward.workers} reward workers",
         start=lambda facts: (),
-        ray_options="workers.reward.pool:RAY_OPTIONS",
+        ray_options="workers.reward.pool:ray_options",
         too_large="A reward model computes on one GPU: give it gpus 1 or less.",
         without_gpus="give the reward model gpus 0, the CPU",
     ),
     "episode": Role(
         worker="workers.episodes.worker:EpisodeWorker",
-        group="workers.episodes.pool:EpisodePool",
+        group="workers.turns.episode_workers:EpisodeWorkers",
         workers=lambda c: number_workers("episode", c.episode.workers if plays(c) else 0),
         label=lambda c: f"{c.episode.workers} episode workers" if plays(c) else "",
         start=lambda facts: (facts.model, facts.window),
-        ray_options="workers.episodes.worker:RAY_OPTIONS",
+        ray_options="workers.episodes.worker:ray_options",
     ),
     "model": Role(
         worker="workers.frozen.engine:FrozenEngine",

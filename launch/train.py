@@ -22,7 +22,7 @@ from rlsys.runs.checkpoint import Checkpoints, SavedCheckpoint
 from rlsys.runs.directory import RunDirectory, read_lines, read_samples
 from rlsys.runs.progress import Progress, format_scores
 from rlsys.runs.run_log import RunLog
-from rlsys.runs.stopping import StopSignal
+from rlsys.runs.stopping import GRACE_S, StopSignal
 from rlsys.text import escape_control_chars
 from rlsys.tracking import RunInfo, Tracker
 from rlsys.tracking.builtin import missing_libraries
@@ -49,7 +49,7 @@ def train(
     """
     refuse_job_folder(Path(config.run.dir).expanduser().resolve())
     stop = StopSignal()
-    signal.signal(signal.SIGTERM, lambda *_: stop.request(config.run.grace_s))
+    signal.signal(signal.SIGTERM, lambda *_: stop.request(GRACE_S))
     run, last = RunDirectory(config), config.trainer.steps
     try:
         if cause:
@@ -135,13 +135,12 @@ def run_training(
             cluster.wait_until_ready(prompts.longest_sequence).require_run_directory()
             run.record_inputs(config)
             assert cluster.policy is not None
-            if config.tracking.ray:
-                tracking.add_tracker("ray", make_ray_metrics(config, run, cluster))
+            tracking.add_tracker("ray", make_ray_metrics(config, run, cluster))
             trainer = Trainer(
                 config,
                 train=prompts.train,
                 evals=prompts.held_out,
-                rollout=cluster.sampler,
+                rollout=cluster.rollout,
                 rewards=cluster.judge,
                 policy=cluster.policy,
                 reference=cluster.reference,
@@ -156,7 +155,7 @@ def run_training(
             done = trainer.run()
             if lost := trainer.state.step - done:
                 progress.note(
-                    f"{lost} finished steps could not be saved within run.grace_s ({config.run.grace_s:g}) of the request "
+                    f"{lost} finished steps could not be saved within {GRACE_S:g} s of the request "
                     "to stop, and run again. A lower checkpoint.every loses fewer"
                 )
             progress.note("stopping")

@@ -12,6 +12,7 @@ import numpy as np
 from rlsys.batching.packing import pack, unpack
 from rlsys.config.derived import scores_old, updates_of_step
 from rlsys.config.schema import Config
+from rlsys.episodes.figures import describe_unknown
 from rlsys.errors import ConfigError
 from rlsys.interfaces import Rollout, Scorer
 from rlsys.seeds import derive_seed
@@ -55,6 +56,11 @@ class Agreement:
     @property
     def tokens(self) -> int:
         return len(self.policy)
+
+    @property
+    def remark(self) -> str:
+        """What else is to be said of the samples."""
+        return describe_unknown(self.batch.samples)
 
     @property
     def within_limit(self) -> bool:

@@ -217,7 +217,7 @@ class Trainer:
         r = self.config.reference
         if not r.kl_target or "kl" not in metrics:
             return self.state.kl_coef
-        return kl.adapt_coef(self.state.kl_coef, metrics["kl"], r.kl_target, horizon=r.kl_horizon)
+        return kl.adapt_coef(self.state.kl_coef, metrics["kl"], r.kl_target)
 
     def record(self, metrics: Metrics) -> None:
         """Writes the metrics of the last finished step, which then is complete."""
@@ -236,6 +236,8 @@ class Trainer:
         prompts = self.batches.take(self.state.position, agreement.PROMPT_COUNT)
         result = agreement.measure_agreement(self.rollout, self.policy, prompts, self.config)
         self.log.note(str(result))
+        if result.remark:
+            self.log.note(result.remark)
         self.log.event("agreement", **result.event_fields())
         if not result.within_limit:
             raise self.explain(result, self.checkpointing.older_weights())

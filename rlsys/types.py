@@ -48,7 +48,7 @@ class Request:
 
     uid: str
     index: int  # which sample of its group
-    tokens: list[int]  # [P]; of a turn of an episode, all that is before it
+    tokens: Sequence[int] | Ints  # [P]; of a turn of an episode, all that is before it
     seed: int
     temperature: float  # 0: greedy
     max_new_tokens: int  # of the whole completion, `partial` included; of a turn, in an episode
@@ -57,14 +57,26 @@ class Request:
     partial: "Sample | None" = None  # its tokens so far, to be continued
     ignore_end: bool = False  # for benchmarks: always sample max_new_tokens
     prompt: Prompt | None = None  # the row that an episode is played on; None: a single answer
+    turn: int = 0  # of an episode, whose turns may be sampled side by side
+    stop: tuple[str, ...] = ()  # strings that end it, besides rollout.stop
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Names it among all that are sampled at a time."""
+        return self.uid, self.index, self.turn
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What an environment answered: tokens that stand in a sample before the model's own token `at`."""
+    """What an environment answered: tokens that stand in a sample before the model's own token `at`.
+
+    The turn that follows continues the turn before it, or with `after` that turn of the sample: what came between is not
+    seen from there. -1: the prompt.
+    """
 
     at: int
     tokens: Ints
+    after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +123,12 @@ class Sample:
     changes: tuple[tuple[int, int], ...] = ()  # (token, version): from that token on, newer weights sampled it
     observations: tuple[Observation, ...] = ()  # by `at`; equal ones have an empty turn between them
     episode: Episode | None = None
+    turn: int = 0  # the request's; in a whole episode 0
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Names the request that it answers."""
+        return self.uid, self.index, self.turn
 
     @property
     def versions(self) -> NDArray[np.int64]:
@@ -129,13 +147,23 @@ class Sample:
 
     @property
     def turns(self) -> list[tuple[Ints, Ints]]:
-        """What the environment said before each turn of the model, and the turn. Its last word has no turn."""
+        """What the environment said before each turn of the model, and the turn. What it said last has no turn."""
         if not self.observations:
             return [(NO_TOKENS, self.tokens)]
         answers = [NO_TOKENS, *(o.tokens for o in self.observations)]
         turns = list(zip(answers, self._split_at_observations(), strict=True))
         first = int(self.observations[0].at == 0)
         return turns[first : first + self.turn_count]
+
+    @property
+    def continued_turns(self) -> list[int]:
+        """The turn that each of `turns` continues; -1: the prompt."""
+        continued = list(range(-1, self.turn_count - 1))
+        first = not self.observations or self.observations[0].at > 0  # turns without an observation
+        for turn, observation in zip(range(first, len(continued)), self.observations, strict=False):
+            if observation.after is not None:
+                continued[turn] = observation.after
+        return continued
 
     @property
     def turn_count(self) -> int:
@@ -156,19 +184,6 @@ class Sample:
         parts = self._split_at_observations()
         answers = [o.tokens for o in self.observations]
         return np.concatenate([parts[0], *(x for pair in zip(answers, parts[1:], strict=True) for x in pair)])
-
-    @property
-    def inputs(self) -> Ints:
-        """What a forward pass reads after the prompt: the sequence before the model's last token."""
-        if not self.observations:
-            return self.tokens[:-1]
-        return np.concatenate([NO_TOKENS, *(part for turn in self.turns for part in turn)])[:-1]
-
-    @property
-    def input_count(self) -> int:
-        """The number of `inputs`."""
-        observed = sum(len(o.tokens) for o in self.observations if o.at < len(self.tokens))
-        return max(len(self.tokens) + observed - 1, 0)
 
 
 def join_partial(begun: Sample, rest: Sample) -> Sample:
@@ -191,19 +206,20 @@ def join_partial(begun: Sample, rest: Sample) -> Sample:
     )
 
 
-def join_turns(turns: Sequence[tuple[Sequence[int], Sample]], empty: Sample) -> Sample:
-    """The turns of an episode as one sample, each with what the environment said before it."""
+def join_turns(turns: Sequence[tuple[Sequence[int] | Ints, int, Sample]], empty: Sample) -> Sample:
+    """Returns the turns of an episode as one sample, each with what the environment said, and the turn that it continues."""
     if not turns:
         return empty
-    observations, changes, at, version = [], list[tuple[int, int]](), 0, turns[0][1].version
-    for observed, turn in turns:
-        observations.append(Observation(at, np.array(observed, dtype=np.int32)))
+    observations, changes, at, version = [], list[tuple[int, int]](), 0, turns[0][2].version
+    for i, (observed, after, turn) in enumerate(turns):
+        continued = None if after == i - 1 else after
+        observations.append(Observation(at, np.array(observed, dtype=np.int32), continued))
         for token, newer in ((0, turn.version), *turn.changes):
             if newer != version:
                 changes.append((at + token, newer))
                 version = newer
         at += len(turn.tokens)
-    parts = [turn for _, turn in turns]
+    parts = [turn for _, _, turn in turns]
     return replace(
         empty,
         text="".join(turn.text for turn in parts),
@@ -294,6 +310,8 @@ class Pack:
     If an environment said "x" after "c", its token is an input and no target, and there are three turns:
 
     tokens  a b c x d e  targets c d . e .   turn_counts 1 2 2     first_logit 1 3 1      logit_positions 1 3 4 1 5
+
+    Episodes that share turns share the pieces of these too: pieces are a tree, each followed by those that continue it.
     """
 
     tokens: Ints  # [T]
@@ -334,11 +352,27 @@ class Pack:
     @property
     def positions(self) -> NDArray[np.int64]:
         """The position of each token in its sequence.  [T]"""
-        firsts = [0 if a < 0 else self.lengths[a] for a in self.parent]
+        firsts = prefixes(self.lengths, self.parent)
         return np.concatenate([np.arange(first, first + n) for first, n in zip(firsts, self.lengths, strict=True)])
 
     @property
     def pairs(self) -> float:
         """Pairs of query and key that attention computes, as `rlsys.batching.balance.pack_cost` counts them."""
-        before = [0 if a < 0 else self.lengths[a] for a in self.parent]
+        before = prefixes(self.lengths, self.parent)
         return sum(n * (b + n / 2) for b, n in zip(before, self.lengths, strict=True))
+
+
+def prefixes(lengths: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """Returns how many tokens each piece of a pack continues.  [P], [P] -> [P]"""
+    before: list[int] = []
+    for parent in parents:
+        before.append(before[parent] + lengths[parent] if parent >= 0 else 0)
+    return before
+
+
+def path_to(parents: Sequence[int], piece: int) -> list[int]:
+    """Returns the pieces that a piece continues, the first one first."""
+    path: list[int] = []
+    while (piece := parents[piece]) >= 0:
+        path.append(piece)
+    return path[::-1]

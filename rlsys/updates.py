@@ -25,7 +25,7 @@ from rlsys.runs.state import RunState
 from rlsys.seeds import derive_seed
 from rlsys.types import Batch, Columns, Floats, Metrics, Pack, split_column
 
-# Of the samples that an update leaves out, so many are scored to estimate their mismatch. It can stop the run, so a
+# The share of the samples that an update leaves out which is scored, to estimate their mismatch. It can stop the run, so a
 # single odd sample must not stand for all.
 SCORED_SHARE, LEAST_SCORED = 1 / 16, 4
 
@@ -128,7 +128,7 @@ class Updates:
     def drop_skipped(
         self, step: int, batch: Batch, policy: list[Metrics], critic: list[Metrics], state: RunState
     ) -> StepUpdates:
-        skipped = SkippedUpdates(self.config.trainer.max_skipped, self.log.event)
+        skipped = SkippedUpdates(self.log.event)
         good_policy, policy_skips = skipped.drop(step, batch, policy, "policy.lr", state.policy_skips)
         good_critic, critic_skips = skipped.drop(step, batch, critic, "critic.lr", state.critic_skips)
         counts = {

@@ -27,9 +27,7 @@ from launch.ray_session.leftovers import (
 from launch.ray_session.session import RaySession
 from rlsys.config.cache import cache_dir
 from rlsys.config.schema import Config
-from rlsys.errors import ConfigError
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
-from workers.start.ports import port_is_taken
 from workers.start.worker_forkserver import start_forkservers
 
 
@@ -38,7 +36,6 @@ def private_ray(config: Config, logs: Path) -> Iterator[RaySession]:
     """Starts a Ray in a folder of its own. Afterwards ends all its processes and removes the folder."""
     import ray
 
-    require_free_port(config.cluster.dashboard_port)
     remove_leftovers()
     folder = Path(tempfile.mkdtemp(prefix=f"rlsys-{os.getpid()}-", dir=short_temp_dir()))
     lock = lock_folder(folder)
@@ -49,7 +46,7 @@ def private_ray(config: Config, logs: Path) -> Iterator[RaySession]:
     try:
         if forkserver_dir:  # they import while Ray starts
             forkservers = start_forkservers(forkserver_dir, CPU_ENVIRONMENT, logs / "forkserver.log")
-        yield RaySession(ray, forkserver_dir, start_ray(folder, config.cluster.dashboard_port))
+        yield RaySession(ray, forkserver_dir, start_ray(folder))
     finally:
         with ignore_signals():
             children = [p for p in psutil.Process().children(recursive=True) if p not in other_children]
@@ -65,7 +62,7 @@ def private_ray(config: Config, logs: Path) -> Iterator[RaySession]:
             tempfile.tempdir = SYSTEM_TEMP_DIR
 
 
-def start_ray(folder: Path, dashboard_port: int) -> dict[str, Any]:
+def start_ray(folder: Path) -> dict[str, Any]:
     """Starts Ray and connects to it. Returns the processes that the run cannot do without, by name."""
     import ray
     from ray._private import worker
@@ -80,7 +77,6 @@ def start_ray(folder: Path, dashboard_port: int) -> dict[str, Any]:
             num_cpus=max(os.cpu_count() or 1, 2),
             include_dashboard=True,  # `ray list actors` needs it
             dashboard_host="127.0.0.1",
-            dashboard_port=dashboard_port or None,
             log_to_driver=False,
             logging_level="error",
             configure_logging=True,
@@ -90,13 +86,6 @@ def start_ray(folder: Path, dashboard_port: int) -> dict[str, Any]:
         )
     processes = worker._global_node.all_processes
     return {name: processes[name][0].process for name in ("gcs_server", "raylet")}
-
-
-def require_free_port(port: int) -> None:
-    if port and port_is_taken(port):
-        raise ConfigError(
-            f"cluster.dashboard_port: port {port} is taken on this machine. Choose another, or 0 for any free one."
-        )
 
 
 def set_environment(folder: Path) -> None:

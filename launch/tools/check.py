@@ -1,15 +1,17 @@
 """`rlsys check`: does an update depend on how it is computed?
 
-It computes one mini-batch with several rank counts, sequence parallelism, ZeRO stages and pack budgets. The gradients may differ only by
-rounding, as much as the dtype explains: token weights are decided over the whole mini-batch before it is split.
-Prompts are the run's own. Completions are random tokens, so no engine is needed.
+It computes one mini-batch with several rank counts, sequence parallelism, ZeRO stages and pack budgets, and episodes also cut in other
+ways. The gradients may differ only by rounding, as much as the dtype explains: token weights are decided over the whole
+mini-batch before it is split. Prompts are the run's own. Completions and turns are random tokens, so no engine is needed.
 """
 
 import contextlib
 import tempfile
 import time
 from collections.abc import Collection, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,16 @@ from launch.printing import make_table, number_column, print_line, text_column
 from rlsys.batching import minibatches
 from rlsys.batching.packing import pack, unpack
 from rlsys.config.schema import Config
+from rlsys.episodes.settings import plays
 from rlsys.errors import ConfigError
 from rlsys.runs.progress import Progress
 from rlsys.seeds import derive_seed
-from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample
+from rlsys.types import Batch, Columns, Floats, Pack, Prompt, Sample, join_turns
 
 PROMPTS, SAMPLES, LONGEST = 8, 4, 256  # of the mini-batch; tokens of its longest completion
 STAGES = (0, 1, 2, 3)
+TURNS = 5  # of an episode, at most
+CUTS = 20  # other cuts of the same episodes
 # Largest relative difference of gradients: of all parameters as one vector, and of any one parameter. Another order of
 # addition changes a float32 sum by about 1e-7. In bfloat16, activations and each pack's gradient are rounded to 4e-3:
 # the tiny model's gradients differ by 0.023 and 0.032. Without the shortest of its 32 samples they differ by 0.075 and 0.1.
@@ -47,6 +52,7 @@ class CheckedUpdate:
     total_difference: float
     largest_difference: float
     largest_in: str  # the parameter with the largest difference
+    cuts: int = 0  # other cuts of the episodes, of which this is the one that differs most; 0: as they were played
 
     def within_tolerance(self, dtype: str, loss: float) -> bool:
         total, largest = TOLERANCES[dtype]
@@ -94,9 +100,16 @@ class UpdateTrial:
 
     @property
     def input_lengths(self) -> list[int]:
-        """Tokens of each sequence as an input: without its last token."""
-        lengths = zip(self.batch.groups, self.batch.lengths, strict=True)
-        return [len(self.batch.prompts[group].tokens) + n - 1 for group, n in lengths]
+        """Tokens of each sequence as an input, with all that its episode says: without its last token."""
+        samples = zip(self.batch.groups, self.batch.samples, strict=True)
+        return [len(self.batch.prompts[group].tokens) + len(s.sequence) - 1 for group, s in samples]
+
+    def cut_again(self, number: int) -> "UpdateTrial":
+        """The same mini-batch, whose turns say themselves what some of those before them had said."""
+        rng = np.random.default_rng(derive_seed(self.config.run.seed, "check", "cut", number))
+        trial = copy(self)
+        trial.batch = replace(self.batch, samples=[cut_again(sample, rng) for sample in self.batch.samples])
+        return trial
 
     def packs(self, ranks: int, budget: int) -> list[list[Pack]]:
         return pack(
@@ -128,15 +141,46 @@ class UpdateTrial:
 def random_batch(config: Config, prompts: list[Prompt], vocabulary: int) -> Batch:
     """Random completions of all lengths, the same in every call. `rewards` holds random advantages."""
     rng = np.random.default_rng(derive_seed(config.run.seed, "check"))
-    longest = min(config.rollout.max_new_tokens, LONGEST)
+    longest = min(config.rollout.max_new_tokens * (TURNS if plays(config) else 1), LONGEST)
     samples = [
         Sample(p.uid, i, "", rng.integers(0, vocabulary, n).astype(np.int32), np.zeros(n, np.float32), "stop", 0)
         for p in prompts
         for i in range(SAMPLES)
         for n in [int(rng.integers(1, longest + 1))]
     ]
+    if plays(config):
+        samples = [random_episode(sample, vocabulary, rng) for sample in samples]
     groups = np.repeat(np.arange(len(prompts)), SAMPLES)
     return Batch(prompts, samples, groups, rng.normal(size=len(samples)).astype(np.float32), [{} for _ in samples])
+
+
+def random_episode(sample: Sample, vocabulary: int, rng: np.random.Generator) -> Sample:
+    """The same own tokens in several turns, some of which go on from an earlier one or begin anew."""
+    places = sorted({0, *rng.integers(0, len(sample.tokens), TURNS - 1).tolist()})
+    turns = []
+    for turn, (start, end) in enumerate(pairwise([*places, len(sample.tokens)])):
+        after = int(rng.integers(-1, turn)) if turn and rng.random() < 0.5 else turn - 1
+        turns.append((rng.integers(0, vocabulary, int(rng.integers(1, 5))).tolist(), after, part(sample, start, end)))
+    return join_turns(turns, sample)
+
+
+def cut_again(sample: Sample, rng: np.random.Generator) -> Sample:
+    """The same turns after the same tokens, of which each observation may have more."""
+    turns, own = list(zip(sample.turns, sample.continued_turns, strict=True)), 0
+    cut = []
+    for (observed, own_tokens), after in turns:
+        observation = observed.tolist()
+        while after >= 0 and rng.random() < 0.5:
+            (earlier, written), before = turns[after]
+            observation, after = [*earlier.tolist(), *written.tolist(), *observation], before
+        cut.append((observation, after, part(sample, own, own + len(own_tokens))))
+        own += len(own_tokens)
+    return join_turns(cut, sample)
+
+
+def part(sample: Sample, start: int, end: int) -> Sample:
+    tokens, logprobs = sample.tokens[start:end], sample.logprobs[start:end]
+    return replace(sample, tokens=tokens, logprobs=logprobs, observations=())
 
 
 def pack_budgets(input_lengths: list[int], configured: int) -> list[int]:
@@ -170,6 +214,8 @@ def compute_updates(
                     ranks.share_packs(sharing)
                     if reference is None:
                         reference = compute_reference(trial, ranks, watchdog)
+                        if plays(trial.config):
+                            yield compare_cuts(trial, ranks, stage, configured, reference)
                     for budget in pack_budgets(trial.input_lengths, configured):
                         yield compare(trial, ranks, stage, budget, reference)
 
@@ -187,6 +233,14 @@ def compare(trial: UpdateTrial, ranks: Any, stage: int, budget: int, reference: 
     difference, loss = results[0][1], sum(share for share, _ in results)
     parts = difference.total, difference.largest, difference.parameter
     return CheckedUpdate(len(ranks.actors), ranks.sharing, stage, budget, loss, *parts)
+
+
+def compare_cuts(trial: UpdateTrial, ranks: Any, stage: int, budget: int, reference: Any) -> CheckedUpdate:
+    """Returns the cut whose gradient differs most."""
+    trials = [trial.cut_again(number) for number in range(CUTS)]
+    budget = max(budget, *(max(cut.input_lengths) for cut in trials))
+    updates = [compare(cut, ranks, stage, budget, reference) for cut in trials]
+    return replace(max(updates, key=lambda update: update.total_difference), cuts=CUTS)
 
 
 def compute_reference(trial: UpdateTrial, ranks: Any, watchdog: Any) -> Any:
@@ -230,17 +284,19 @@ def gradient_ranks(config: Config, session: Any, watchdog: Any, count: int) -> I
 def print_updates(trial: UpdateTrial, updates: list[CheckedUpdate], seconds: float, console: Console) -> int:
     """Prints what a bug report needs. Returns the exit code."""
     c, dtype = trial.config, trial.config.policy.dtype
-    reference = (1, 0, c.policy.tokens_per_pack)
-    [loss] = [u.loss for u in updates if (u.ranks, u.stage, u.tokens_per_pack) == reference]
-    numbers = ("share", "ZeRO", "budget", "loss", "gradient", "largest", "")
+    reference = (1, 0, c.policy.tokens_per_pack, 0)
+    [loss] = [u.loss for u in updates if (u.ranks, u.stage, u.tokens_per_pack, u.cuts) == reference]
+    cut = ("cuts",) * any(u.cuts for u in updates)
+    numbers = ("share", "ZeRO", "budget", *cut, "loss", "gradient", "largest", "")
     table = make_table(number_column("ranks"), *numbers, text_column("in"), gap=1)
     for u in updates:
         good = u.within_tolerance(dtype, loss)
         figures = f"{u.loss:.6f}", f"{u.total_difference:.1e}", f"{u.largest_difference:.1e}"
         parameter = u.largest_in.removeprefix("lm.").removeprefix("model.").removesuffix(".weight")
+        parameter = parameter.removeprefix("layers.")  # what is left fits eighty columns
         style = None if good else "red"
         way = str(u.ranks), str(u.sharing), str(u.stage), f"{u.tokens_per_pack:,}"
-        table.add_row(*way, *figures, "✓" if good else "✗", parameter, style=style)
+        table.add_row(*way, *cut and (str(u.cuts or ""),), *figures, "✓" if good else "✗", parameter, style=style)
     console.print()
     console.print(table)
     total, largest = TOLERANCES[dtype]
@@ -249,6 +305,7 @@ def print_updates(trial: UpdateTrial, updates: list[CheckedUpdate], seconds: flo
         f"\n{c.model.path}, policy.dtype {dtype}: {samples} sequences, {tokens} completion tokens, {seconds:.0f} s",
         f"reference: 1 rank, ZeRO 0, budget {c.policy.tokens_per_pack:,} (policy.tokens_per_pack)",
         "share: ranks that share each pack (policy.sequence_parallel)",
+        *["cuts: how many other cuts of the same episodes were tried; the figures are of the worst"] * bool(cut),
         f"gradient: relative difference of all parameters, at most {total:g}; largest: of one parameter, {largest:g}",
     ):
         print_line(console, text, "dim")

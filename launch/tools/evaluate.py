@@ -12,7 +12,7 @@ from rich.console import Console
 from launch import datasets
 from launch.printing import make_table, plain_console, print_line, write_figures
 from launch.tools.show_samples import print_samples
-from launch.tools.targets import find_run, model_directory, write_merged
+from launch.tools.targets import find_run, merged_model, model_directory
 from rlsys import checks
 from rlsys.config import loading
 from rlsys.config.schema import Config, HeldOutSource
@@ -20,7 +20,6 @@ from rlsys.config.shorthand import parse_entries
 from rlsys.errors import ConfigError
 from rlsys.evaluation.held_out import Evaluation, SourceScore
 from rlsys.evaluation.held_out import evaluate as evaluate_sets
-from rlsys.models.adapters import is_adapter_directory
 from rlsys.models.known_shapes import BUILTIN_MODELS
 from rlsys.runs.directory import require_writable
 from rlsys.runs.progress import Progress, format_scores
@@ -53,12 +52,8 @@ def evaluate(options: EvalOptions, console: Console) -> None:
             require_writable(Path(file))
     # Figures on the standard output must be all of the standard output.
     notes = plain_console(stderr=True) if options.json == "-" else console
-    with tempfile.TemporaryDirectory(prefix="rlsys-merged-") as merged:
-        if model and is_adapter_directory(model):
-            notes.print("merging the adapter into its base")
-            write_merged(Path(model), Path(merged))
-            model = merged
-        evaluation = run_engines(config, model, notes)
+    with merged_model(model, notes) as whole:
+        evaluation = run_engines(config, whole, notes)
     if options.out:
         write_samples(Path(options.out), evaluation.batch)
     print_samples(evaluation.batch, options.show, notes)
@@ -95,7 +90,7 @@ def run_engines(config: Config, model: str, console: Console) -> Evaluation:
         )
         progress.note(f"sampling {completions:,} completions of {prompts:,} prompts")
         return evaluate_sets(
-            Collector(cluster.sampler, cluster.judge, seed=config.run.seed, reward=config.reward),
+            Collector(cluster.rollout, cluster.judge, seed=config.run.seed, reward=config.reward),
             held_out,
             step=0,
             pass_score=config.eval.pass_score,
@@ -111,7 +106,7 @@ def find_target_model(options: EvalOptions) -> str:
             raise ConfigError(f"{target} is no model; the built-in ones are {', '.join(BUILTIN_MODELS)}.")
         return ""
     path = Path(target).expanduser()
-    # `runs/dmeo` beside a directory `runs` is a typing error, and not a hub name.
+    # `runs/dmeo` next to a directory `runs` is a typing error, and not a hub name.
     may_be_hub_name = HUB_NAME.fullmatch(target) and not Path(path.parts[0]).exists()
     if options.config and may_be_hub_name:
         return target

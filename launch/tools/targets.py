@@ -1,9 +1,15 @@
 """Finds what a command line names: the run that something belongs to, or a model."""
 
+import contextlib
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from rich.console import Console
+
 from rlsys.config import loading
+from rlsys.config.saved_runs import is_run
 from rlsys.errors import ConfigError
 from rlsys.models.adapters import BASE, is_adapter_directory
 from rlsys.runs import checkpoint
@@ -12,8 +18,7 @@ from rlsys.runs import checkpoint
 def find_run(target: str) -> Path | None:
     """The run directory that is the target or lies above it."""
     path = Path(target).expanduser().resolve()
-    folders = (path, *path.parents)
-    return next((p for p in folders if (p / "config.yaml").is_file() and (p / "metrics.jsonl").is_file()), None)
+    return next((folder for folder in (path, *path.parents) if is_run(folder)), None)
 
 
 def model_directory(source: Path) -> Path:
@@ -31,6 +36,18 @@ def model_directory(source: Path) -> Path:
         checkpoint.require_undamaged(newest)
         return newest / "model"
     raise ConfigError(f"{source} holds no model: no config.json, no model/, no finished checkpoint in checkpoints/.")
+
+
+@contextlib.contextmanager
+def merged_model(model: str, console: Console) -> Iterator[str]:
+    """The model, or for an adapter a directory for the time being, in which it is merged into its base."""
+    if not (model and is_adapter_directory(model)):
+        yield model
+        return
+    with tempfile.TemporaryDirectory(prefix="rlsys-merged-") as merged:
+        console.print("merging the adapter into its base")
+        write_merged(Path(model), Path(merged))
+        yield merged
 
 
 def write_merged(adapter: Path, target: Path) -> None:

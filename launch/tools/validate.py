@@ -68,7 +68,7 @@ def batch_table(config: Config, title: str = "") -> Table:
 
 
 def print_options(console: Console) -> None:
-    """Every option with its default and the comment beside it in rlsys/config/."""
+    """Every option with its default and the comment next to it in rlsys/config/."""
     table = make_table("option", text_column("default"), text_column("meaning"))
     comments, on_gpus = option_comments(), gpu_defaults()
     for key, default in defaults().items():

@@ -61,7 +61,7 @@ def validate_inputs(name: str, rewards: Tensor, groups: Tensor, lengths: Tensor 
 
 @estimator
 def grpo(rewards: Tensor, groups: Segments, *, std: str = "sample", eps: float = 1e-6) -> Tensor:
-    """(reward - group mean) / (group deviation + eps).
+    """Returns (reward - group mean) / (group deviation + eps).
 
     Shao et al. 2024, arXiv 2402.03300. `std`: `sample` divides the sum of squares by G - 1, `population` by G; `none`
     does not divide by the deviation.
@@ -71,7 +71,7 @@ def grpo(rewards: Tensor, groups: Segments, *, std: str = "sample", eps: float =
 
 @estimator
 def dr_grpo(rewards: Tensor, groups: Segments) -> Tensor:
-    """Reward - group mean.
+    """Returns reward - group mean.
 
     Liu et al. 2025, arXiv 2503.20783. Without the deviation, prompts that almost always or almost never succeed weigh
     no more than others.
@@ -81,7 +81,7 @@ def dr_grpo(rewards: Tensor, groups: Segments) -> Tensor:
 
 @estimator
 def rloo(rewards: Tensor, groups: Segments) -> Tensor:
-    """Reward - mean reward of the others in its group, which is G / (G - 1) times (reward - group mean).
+    """Returns reward - mean reward of the others in its group, which is G / (G - 1) times (reward - group mean).
 
     Ahmadian et al. 2024, arXiv 2402.14740. The baseline does not depend on the sample, so the gradient is unbiased.
     """
@@ -98,7 +98,7 @@ def reinforce_pp(
     std: str = "sample",
     eps: float = 1e-6,
 ) -> Tensor:
-    """(reward - batch mean) / (batch deviation + eps): the whole batch is one group.
+    """Returns (reward - batch mean) / (batch deviation + eps): the whole batch is one group.
 
     Hu 2025, REINFORCE++, arXiv 2501.03262. Made for one sample per prompt, with KL in the reward (`reference.kl_in`).
     Mean and deviation are over `tokens`, so a sample counts once per token, as in verl and OpenRLHF; or over `samples`.
@@ -120,7 +120,7 @@ def reinforce_pp_baseline(
     std: str = "sample",
     eps: float = 1e-6,
 ) -> Tensor:
-    """d = reward - group mean; (d - batch mean of d) / (batch deviation of d + eps).
+    """Returns (d - batch mean of d) / (batch deviation of d + eps), with d = reward - group mean.
 
     Hu 2025, arXiv 2501.03262. Mean and deviation are over `tokens` or over `samples`, as in `reinforce_pp`. Over
     samples the mean of d is 0.
@@ -135,7 +135,7 @@ def reinforce_pp_baseline(
 
 @estimator
 def opo(rewards: Tensor, groups: Segments, *, lengths: Tensor | None = None) -> Tensor:
-    """Reward - length-weighted group mean, which is close to the baseline of least variance.
+    """Returns reward - length-weighted group mean, which is close to the baseline of least variance.
 
     Hao et al. 2025, arXiv 2505.23585: b = Σ l r / Σ l. A group of empty completions uses the plain mean.
     """
@@ -144,7 +144,7 @@ def opo(rewards: Tensor, groups: Segments, *, lengths: Tensor | None = None) -> 
 
 @estimator
 def grpo_passk(rewards: Tensor, groups: Segments, *, std: str = "sample", eps: float = 1e-6) -> Tensor:
-    """(best reward - second best) / (group deviation + eps) for the best sample of a group, 0 for the others.
+    """Returns (best reward - second best) / (group deviation + eps) for the best sample of a group, 0 for the others.
 
     Tang et al. 2025, arXiv 2503.19595: best-of-G with a leave-one-out baseline, summed over the group. It is what the
     sample adds to the group's maximum; where two samples share the best reward, neither adds anything. Dividing by the
@@ -169,7 +169,7 @@ def gdpo(
     eps: float = 1e-6,
     whiten: bool = True,
 ) -> Tensor:
-    """Weighted sum of GRPO's advantages of each reward component.  rewards [N, K], weights [K]
+    """Returns the weighted sum of GRPO's advantages of each reward component.  rewards [N, K], weights [K]
 
     Liu et al. 2026, arXiv 2601.05242. GRPO sees only the sum of the components; here, different components with the
     same sum remain different. `whiten` divides by the deviation over the batch's samples at the end, as the paper does.
@@ -187,7 +187,7 @@ def gdpo(
 
 @estimator
 def max_rl(rewards: Tensor, groups: Segments, *, eps: float = 1e-6) -> Tensor:
-    """(reward - group mean) / (group mean + eps), for rewards between 0 (failure) and 1 (success).
+    """Returns (reward - group mean) / (group mean + eps), for rewards between 0 (failure) and 1 (success).
 
     Tajwar et al. 2026, arXiv 2602.02710. With rewards 0 and 1 this maximizes the log-likelihood of success, expanded up
     to order G - 1.
@@ -197,7 +197,7 @@ def max_rl(rewards: Tensor, groups: Segments, *, eps: float = 1e-6) -> Tensor:
 
 @estimator
 def remax(rewards: Tensor, groups: Segments, *, greedy: Tensor | None = None) -> Tensor:
-    """Reward - reward of the greedy completion of the same prompt.  greedy [N]
+    """Returns reward - reward of the greedy completion of the same prompt.  greedy [N]
 
     Li et al. 2023, arXiv 2310.10505. The training loop samples one greedy completion more per prompt. Where its reward
     failed, `greedy` is NaN and the advantage is 0.
@@ -213,7 +213,7 @@ def remax(rewards: Tensor, groups: Segments, *, greedy: Tensor | None = None) ->
 
 @estimator
 def raw(rewards: Tensor, groups: Segments) -> Tensor:
-    """The reward itself: REINFORCE without a baseline (Williams 1992), unbiased and noisy."""
+    """Returns the reward itself: REINFORCE without a baseline (Williams 1992), unbiased and noisy."""
     return rewards
 
 
@@ -233,7 +233,7 @@ def subtract_weighted_mean(rewards: Tensor, groups: Segments, weights: Tensor) -
 
 
 def length_weights(name: str, lengths: Tensor | None, groups: Segments) -> Tensor:
-    """The lengths of completions as weights; equal weights for a group of empty ones.  [N] -> [N]"""
+    """Returns the lengths of completions as weights; equal weights for a group of empty ones.  [N] -> [N]"""
     if lengths is None:
         raise ValueError(f"{name}: lengths is None; rewards are weighted by the length of the completion.")
     return torch.where(groups.broadcast(groups.sum(lengths.double()) == 0), 1.0, lengths.double())
@@ -248,13 +248,13 @@ def subtract_member(rewards: Tensor, groups: Segments) -> Tensor:
 
 
 def standardize(rewards: Tensor, groups: Segments, std: str, eps: float) -> Tensor:
-    """(reward - group mean) / (group deviation + eps).  [N] -> [N]"""
+    """Returns (reward - group mean) / (group deviation + eps).  [N] -> [N]"""
     centered = center(rewards, groups)
     return centered if std == "none" else safe_divide(centered, group_deviation(centered, groups, std) + eps)
 
 
 def standardize_over_tokens(values: Tensor, groups: Segments, lengths: Tensor | None, std: str, eps: float) -> Tensor:
-    """(value - mean) / (deviation + eps), both over all tokens of the batch, each with its sample's value.  [N] -> [N]
+    """Returns (value - mean) / (deviation + eps), both over all tokens of the batch, each with its sample's value.  [N] -> [N]
 
     A sample without tokens gets 0, unless none has any.
     """
@@ -273,13 +273,13 @@ def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def group_deviation(centered: Tensor, groups: Segments, std: str) -> Tensor:
-    """The standard deviation of each sample's group, from centered rewards.  [N] -> [N]"""
+    """Returns the standard deviation of each sample's group, from centered rewards.  [N] -> [N]"""
     degrees_of_freedom = (groups.sizes - int(std == "sample")).clamp(min=1)
     return groups.broadcast((groups.sum(centered.square()) / degrees_of_freedom).sqrt())
 
 
 def single_group(groups: Segments) -> Segments:
-    """All samples as one group."""
+    """Returns all samples as one group."""
     return Segments.single(len(groups.ids), groups.ids.device)
 
 

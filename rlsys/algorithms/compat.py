@@ -17,7 +17,7 @@ def compute_grpo_outcome_advantage(
     norm_adv_by_std_in_grpo: bool = True,
     config: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """GRPO's advantages and returns, which are equal, for padded tensors.  [B, L], [B, L], [B] -> [B, L], [B, L]
+    """Returns GRPO's advantages and returns, which are equal, for padded tensors.  [B, L], [B, L], [B] -> [B, L], [B, L]
 
     The score of a response is the sum of its token rewards; `index` names its prompt. A group of one keeps its own
     reward (mean 0, deviation 1), as in the function of this name elsewhere. The training loop uses `grpo`, which gives

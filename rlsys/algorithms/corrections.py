@@ -38,31 +38,31 @@ def correction(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @correction
 def tis(log_ratio: Tensor, sequences: Tensor, *, high: float = 2.0) -> Tensor:
-    """min(ratio, high) of each token: truncated importance sampling (Yao et al. 2025; Ionides 2008)."""
+    """Returns min(ratio, high) of each token: truncated importance sampling (Yao et al. 2025; Ionides 2008)."""
     return clamp_log_ratio(log_ratio).exp().clamp(max=high)
 
 
 @correction
 def mis(log_ratio: Tensor, sequences: Tensor, *, high: float = 2.0) -> Tensor:
-    """The ratio of each token, 0 where it is above `high`: masked importance sampling (Liu, Li et al. 2025)."""
+    """Returns the ratio of each token, 0 where it is above `high`: masked importance sampling (Liu, Li et al. 2025)."""
     return zero_outside(clamp_log_ratio(log_ratio).exp(), 0.0, high)
 
 
 @correction
 def sequence_tis(log_ratio: Tensor, sequences: Tensor, *, high: float = 2.0) -> Tensor:
-    """min(ratio, high) of the whole sequence, the product of its tokens' ratios, for each of its tokens."""
+    """Returns min(ratio, high) of the whole sequence, the product of its tokens' ratios, for each of its tokens."""
     return clamp_log_ratio(sum_over_sequence(log_ratio, sequences)).exp().clamp(max=high)
 
 
 @correction
 def sequence_mis(log_ratio: Tensor, sequences: Tensor, *, high: float = 2.0) -> Tensor:
-    """The ratio of the whole sequence for each of its tokens; 0 for all of them where it is above `high`."""
+    """Returns the ratio of the whole sequence for each of its tokens; 0 for all of them where it is above `high`."""
     return zero_outside(clamp_log_ratio(sum_over_sequence(log_ratio, sequences)).exp(), 0.0, high)
 
 
 @correction
 def icepop(log_ratio: Tensor, sequences: Tensor, *, low: float = 0.5, high: float = 5.0) -> Tensor:
-    """The ratio of each token, 0 outside of [low, high]: masked on both sides (Ling team 2025, arXiv 2510.18855)."""
+    """Returns the ratio of each token, 0 outside of [low, high]: masked on both sides (Ling team 2025, arXiv 2510.18855)."""
     if low > high:
         raise ValueError(f"icepop: low is {low}, above high, {high}; every token would weigh 0.")
     return zero_outside(clamp_log_ratio(log_ratio).exp(), low, high)

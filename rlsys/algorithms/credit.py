@@ -40,7 +40,7 @@ class CreditAssignment:
     """Turns the rewards of a batch into advantages, with the configured method."""
 
     def __init__(self, config: Config, control_tokens: Mapping[int, float] | None = None):
-        """`control_tokens`: the ids of algorithm.control_tokens, with the reward of a right answer after each."""
+        """Takes `control_tokens`: the ids of algorithm.control_tokens, with the reward of a right answer after each."""
         self.config, self.control_tokens = config, control_tokens
         self.with_critic = config.algorithm.advantage == "gae"
         if not self.with_critic:
@@ -80,14 +80,14 @@ class CreditAssignment:
         )
 
     def reward_kl(self, columns: Columns) -> Tensor | None:
-        """The KL estimate of each token if KL is in the reward, else None.  [T]"""
+        """Returns the KL estimate of each token if KL is in the reward, else None.  [T]"""
         if columns.ref is None or self.config.reference.kl_in == "loss":
             return None
         assert columns.old is not None
         return self.kl(torch.from_numpy(columns.old), torch.from_numpy(columns.ref))
 
     def component_rewards(self, batch: Batch) -> Floats:
-        """The components whose weighted sum is each sample's reward, in alphabetical order.  [N, K]
+        """Returns the components whose weighted sum is each sample's reward, in alphabetical order.  [N, K]
 
         What an episode has not scored counts 0, as in its reward: it ended at a limit, or no turn had a score.
         """
@@ -101,7 +101,7 @@ class CreditAssignment:
         return np.array([[c.get(name, 0.0) for name in names] for c in batch.components], dtype=np.float32)
 
     def component_weights(self, batch: Batch) -> list[float]:
-        """The weight of each component: the named components of a function all have the function's weight.  [K]
+        """Returns the weight of each component: the named components of a function all have the function's weight.  [K]
 
         What an episode's own function returns, and the scores of turns, have the weight 1.
         """
@@ -127,13 +127,13 @@ class CreditAssignment:
         return modes.mode_rewards(scores, torch.tensor(right))
 
     def unused_limits(self, batch: Batch) -> Tensor:
-        """How far the limit of each completion lies below rollout.max_new_tokens: 0, unless its data set sets one.  [N]"""
+        """Returns how far the limit of each completion lies below rollout.max_new_tokens: 0, unless its data set sets one.  [N]"""
         longest = self.config.rollout.max_new_tokens
         below = [longest - (p.max_new_tokens or longest) for p in batch.prompts]
         return torch.tensor(below)[torch.from_numpy(batch.groups)]
 
     def length_penalties(self, lengths: Tensor) -> Tensor:
-        """What each completion loses for coming near the maximum length, 0 or less.  [N] -> [N]"""
+        """Returns what each completion loses for coming near the maximum length, 0 or less.  [N] -> [N]"""
         o = self.config.overlong
         if not o.buffer:
             return torch.zeros(len(lengths))
@@ -141,7 +141,7 @@ class CreditAssignment:
         return length_penalty.overlong_penalty(lengths, longest=longest, buffer=o.buffer, factor=o.penalty)
 
     def sample_advantages(self, batch: Batch, rewards: Tensor, adjustment: Tensor, lengths: Tensor) -> Tensor:
-        """One advantage per sample, from rewards and groups; `adjustment` [N] is added to the rewards.  [N]"""
+        """Returns one advantage per sample, from rewards and groups; `adjustment` [N] is added to the rewards.  [N]"""
         weights, penalty = None, self.config.overlong.penalty
         if rewards.dim() == 2:
             weights = self.component_weights(batch)
@@ -162,7 +162,7 @@ class CreditAssignment:
         return estimates.float()
 
     def turn_advantages(self, batch: Batch, rewards: Tensor) -> Floats:
-        """One advantage per turn, for each of its tokens.  [N] -> [T]"""
+        """Returns one advantage per turn, for each of its tokens.  [N] -> [T]"""
         use_scores = not self.config.reward.shuffle
         rows = turn_rows(rewards, torch.from_numpy(batch.groups), batch.samples, use_scores)
         options = select_options(self.estimator, self.config.algorithm, lengths=rows.lengths)
@@ -171,19 +171,14 @@ class CreditAssignment:
         return np.repeat(estimates.float().numpy(), rows.lengths.numpy())
 
     def token_advantages(self, batch: Batch, rewards: Tensor, kl_cost: Tensor, columns: Columns) -> Columns:
-        """Advantages and returns by GAE. A completion's last token gets its reward; each token pays its KL."""
+        """Returns advantages and returns by GAE. A completion's last token gets its reward; each token pays its KL."""
         assert columns.values is not None
         c, sequences, lengths = self.config.critic, sample_of_token(batch), torch.from_numpy(batch.lengths)
         ends, filled = lengths.cumsum(0) - 1, lengths > 0
         token_rewards = (-kl_cost.expand(len(sequences))).index_add(0, ends[filled], rewards[filled])
-        bootstrap = None
-        if c.bootstrap_truncated:
-            truncated = torch.tensor([sample.truncated for sample in batch.samples])
-            bootstrap = torch.zeros(len(sequences), dtype=torch.bool)
-            bootstrap[ends[filled & truncated]] = True
         values = torch.from_numpy(columns.values)
-        estimates, returns = gae(token_rewards, values, sequences, gamma=c.gamma, lam=c.lam, bootstrap=bootstrap)
-        estimates = whiten(estimates) if c.whiten else estimates
+        estimates, returns = gae(token_rewards, values, sequences, gamma=c.gamma, lam=c.lam)
+        estimates = estimates if self.config.algorithm.whiten is False else whiten(estimates)
         return replace(columns, advantages=estimates.numpy(), returns=returns.numpy())
 
     def control_entropy(self, step: int, columns: Columns) -> tuple[Columns, TokenMask | None]:
@@ -191,28 +186,26 @@ class CreditAssignment:
 
         Returns these tokens too, or None if the control is off.
         """
-        e = self.config.entropy
-        if e.control == "none":
+        control, share = self.config.entropy.control, controlled_share(self.config)
+        if control == "none":
             return columns, None
         assert columns.old is not None
         assert columns.advantages is not None
-        if e.control == "kl_cov":
-            held = entropy_control.kl_cov(columns.old, columns.advantages, share=controlled_share(self.config))
-            return replace(columns, old_kl_coef=(e.kl_coef * held).astype(np.float32)), held
+        if control == "kl_cov":
+            held = entropy_control.kl_cov(columns.old, columns.advantages, share=share)
+            return replace(columns, old_kl_coef=held.astype(np.float32)), held
         rng = np.random.default_rng(derive_seed(self.config.run.seed, step, "clip_cov"))
-        dropped = entropy_control.clip_cov(
-            columns.old, columns.advantages, share=controlled_share(self.config), low=e.low, high=e.high, rng=rng
-        )
+        dropped = entropy_control.clip_cov(columns.old, columns.advantages, share=share, rng=rng)
         return replace(columns, advantages=np.where(dropped, np.float32(0), columns.advantages)), dropped
 
 
 def component_names(batch: Batch) -> list[str]:
-    """The names of all components. `turns` if there are none: all episodes have ended at a limit."""
+    """Returns the names of all components. `turns` if there are none: all episodes have ended at a limit."""
     return sorted({name for components in batch.components for name in components}) or ["turns"]
 
 
 def sample_of_token(batch: Batch) -> Tensor:
-    """The index of the sample that each token belongs to.  [T]"""
+    """Returns the index of the sample that each token belongs to.  [T]"""
     return torch.from_numpy(np.repeat(np.arange(len(batch.samples)), batch.lengths))
 
 

@@ -18,7 +18,7 @@ TokenMask = NDArray[np.bool_]
 
 
 def token_covariance(logprobs: Floats, advantages: Floats) -> Floats:
-    """Each token's term of the covariance over all tokens.  [T], [T] -> [T]"""
+    """Returns each token's term of the covariance over all tokens.  [T], [T] -> [T]"""
     if logprobs.shape != advantages.shape or logprobs.ndim != 1:
         raise ValueError(
             f"token_covariance: logprobs {list(logprobs.shape)} and advantages {list(advantages.shape)} must be [T]."
@@ -28,7 +28,7 @@ def token_covariance(logprobs: Floats, advantages: Floats) -> Floats:
 
 
 def clip_cov(
-    logprobs: Floats, advantages: Floats, *, share: float, low: float, high: float, rng: np.random.Generator
+    logprobs: Floats, advantages: Floats, *, share: float, rng: np.random.Generator, low: float = 1.0, high: float = 5.0
 ) -> TokenMask:
     """Draws tokens with covariance in [low, high]: `share` of all tokens, but at least one.  [T], [T] -> [T] bool
 

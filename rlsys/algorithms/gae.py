@@ -16,7 +16,7 @@ def gae(
     lam: float = 1.0,
     bootstrap: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages [T], and the returns [T] that the critic learns.  rewards [T], values [T], sequences [T]
+    """Returns advantages [T], and the returns [T] that the critic learns.  rewards [T], values [T], sequences [T]
 
     `values[t]` is the critic's estimate before token t. δ = r + γ V(next) - V, with V(next) = 0 after the last token of
     a sequence; A_t = Σ_l (γ λ)^l δ_{t+l}; return = A + V. With γ = λ = 1, A is the sum of rewards from t on, minus V.
@@ -48,7 +48,7 @@ def validate_inputs(rewards: Tensor, values: Tensor, sequences: Tensor, gamma: f
 
 
 def discounted_sum(values: Tensor, sequences: Tensor, decay: float) -> Tensor:
-    """Σ_l decay^l values[t + l] within each sequence, by doubling the number of terms: 1, 2, 4, 8, …  [T] -> [T]"""
+    """Returns Σ_l decay^l values[t + l] within each sequence, by doubling the number of terms: 1, 2, 4, 8, …  [T] -> [T]"""
     total, span = values, 1
     longest = int(torch.unique_consecutive(sequences, return_counts=True)[1].max()) if len(sequences) else 0
     while span < longest:
@@ -58,7 +58,7 @@ def discounted_sum(values: Tensor, sequences: Tensor, decay: float) -> Tensor:
 
 
 def shift_back(values: Tensor, sequences: Tensor, distance: int) -> Tensor:
-    """The value `distance` tokens later in the same sequence, 0 past its end.  [T] -> [T]"""
+    """Returns the value `distance` tokens later in the same sequence, 0 past its end.  [T] -> [T]"""
     shifted = torch.zeros_like(values)
     shifted[:-distance] = torch.where(sequences[:-distance] == sequences[distance:], values[distance:], 0.0)
     return shifted

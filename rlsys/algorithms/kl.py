@@ -22,29 +22,29 @@ MAX_REFERENCE_RATIO = 13.6
 
 
 def k1(logprobs: Tensor, ref: Tensor) -> Tensor:
-    """log(π/ref)"""
+    """Returns log(π/ref)."""
     return _log_ratio(logprobs, ref, "k1")
 
 
 def k2(logprobs: Tensor, ref: Tensor) -> Tensor:
-    """½ log²(π/ref)"""
+    """Returns ½ log²(π/ref)."""
     return _log_ratio(logprobs, ref, "k2").square() / 2
 
 
 def k3(logprobs: Tensor, ref: Tensor) -> Tensor:
-    """ref/π - log(ref/π) - 1, with ref/π of at most MAX_REFERENCE_RATIO"""
+    """Returns ref/π - log(ref/π) - 1, with ref/π of at most MAX_REFERENCE_RATIO."""
     return _k3(_log_ratio(logprobs, ref, "k3"))
 
 
 def k3_unbiased(logprobs: Tensor, ref: Tensor) -> Tensor:
-    """k3 forward, k2 backward"""
+    """Returns k3 forward, k2 backward."""
     log_ratio = _log_ratio(logprobs, ref, "k3_unbiased")
     k2_value = log_ratio.square() / 2
     return k2_value + (_k3(log_ratio) - k2_value).detach()
 
 
-def adapt_coef(coef: float, measured: float, target: float, *, horizon: int) -> float:
-    """The next coefficient: raised while KL is above its target, lowered while below; at most 20 % in `horizon` steps.
+def adapt_coef(coef: float, measured: float, target: float, *, horizon: int = 10) -> float:
+    """Returns the next coefficient: raised while KL is above its target, lowered while below; at most 20 % in `horizon` steps.
 
     Ziegler et al. 2019, arXiv 1909.08593, section 2.2.
     """
@@ -53,7 +53,7 @@ def adapt_coef(coef: float, measured: float, target: float, *, horizon: int) -> 
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
-    """log(π/ref) -> k3.  [T] -> [T]"""
+    """Turns log(π/ref) into k3.  [T] -> [T]"""
     bounded = clamp_log_ratio(-log_ratio, most=math.log(MAX_REFERENCE_RATIO))
     linear = torch.where(log_ratio > 0, log_ratio, -bounded)  # unbounded above: ref of probability 0 is an error
     return bounded.expm1() + linear

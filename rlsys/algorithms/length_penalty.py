@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def overlong_penalty(lengths: Tensor, *, longest: int, buffer: int, factor: float = 1.0) -> Tensor:
-    """0 up to `longest - buffer` tokens, then falling linearly to -factor at `longest`.  [N] -> [N]
+    """Returns 0 up to `longest - buffer` tokens, then falling linearly to -factor at `longest`.  [N] -> [N]
 
     Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 13.
     """
@@ -16,5 +16,5 @@ def overlong_penalty(lengths: Tensor, *, longest: int, buffer: int, factor: floa
 
 
 def reward_per_token(rewards: Tensor, lengths: Tensor) -> Tensor:
-    """Each reward, or each of its K components, over its completion's tokens. Empty counts as one.  [N] or [N, K], [N]"""
+    """Returns each reward, or each of its K components, over its completion's tokens. Empty counts as one.  [N] or [N, K], [N]"""
     return (rewards.t() / lengths.clamp(min=1)).t()

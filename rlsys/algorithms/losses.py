@@ -61,7 +61,7 @@ def ppo_clip(
     clip_high: float = 0.2,
     dual_clip: float = 10.0,
 ) -> LossAndClip:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logprobs - old).
+    """Returns -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logprobs - old).
 
     Schulman et al. 2017, arXiv 1707.06347, eq. 7; separate bounds as in Yu et al. 2025 (DAPO), arXiv 2503.14476.
     `dual_clip` c > 1 bounds the loss of tokens with A < 0 by -c A: Ye et al. 2020, arXiv 1912.09729. 0 means no bound;
@@ -84,7 +84,7 @@ def advantage_clip(
     clip_high: float = 0.2,
     dual_clip: float = 10.0,
 ) -> LossAndClip:
-    """The loss of ppo_clip with bounds that widen the more a completion differs from its group.
+    """Returns the loss of ppo_clip with bounds that widen the more a completion differs from its group.
 
     1 - w clip_low <= r <= 1 + w clip_high, w = 1 + |A| / (1 + |A|): from 1 at A = 0 to 2. From no paper: our own.
     """
@@ -105,7 +105,7 @@ def gspo(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
 ) -> LossAndClip:
-    """The clipped loss of the sequence's ratio s = exp(mean over its tokens of logprobs - old), for all its tokens.
+    """Returns the clipped loss of the sequence's ratio s = exp(mean over its tokens of logprobs - old), for all its tokens.
 
     Zheng et al. 2025, arXiv 2507.18071, eq. 5 and 7. Its token weights are `sequence_mean`, as for gmpo and sapo. Each
     token has the gradient of its own advantage (GSPO-token, section 4.3): the same where a sequence has one advantage.
@@ -127,7 +127,7 @@ def dcpo(
     clip_high: float = 0.2,
     max_ratio: float = 10.0,
 ) -> LossAndClip:
-    """The loss of ppo_clip with bounds that follow q, the token's old probability: a rare token may change more.
+    """Returns the loss of ppo_clip with bounds that follow q, the token's old probability: a rare token may change more.
 
     ½ + ½ √max(1 - 4 clip_low / q, 0) <= r <= ½ + ½ √(1 + 4 clip_high / q), and r <= max_ratio for any advantage.
 
@@ -152,7 +152,7 @@ def cispo(
     clip_low: float = 1.0,
     clip_high: float = 4.0,
 ) -> LossAndClip:
-    """-clip(r, 1 - clip_low, 1 + clip_high) A logprobs, without gradient through r: every token keeps a gradient.
+    """Returns -clip(r, 1 - clip_low, 1 + clip_high) A logprobs, without gradient through r: every token keeps a gradient.
 
     MiniMax 2025, arXiv 2506.13585, eq. 4 and 5. A `clip_low` of 1 means no lower bound, as in the paper.
     """
@@ -172,7 +172,7 @@ def gmpo(
     clip_low: float = 0.4,
     clip_high: float = 0.4,
 ) -> LossAndClip:
-    """-A times the geometric mean of r over the sequence; each r is clipped on the side that A pushes it to.
+    """Returns -A times the geometric mean of r over the sequence; each r is clipped on the side that A pushes it to.
 
     Zhao et al. 2025, arXiv 2507.20673. The bounds apply to log r: r stays in (e^-clip_low, e^clip_high).
     A correction's weights multiply it for each token, so a sequence gets their mean; in verl, their geometric mean.
@@ -194,7 +194,7 @@ def sapo(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
 ) -> LossAndClip:
-    """-(4/τ) σ(τ (r - 1)) A: a soft gate instead of a clip; τ depends on the sign of A.
+    """Returns -(4/τ) σ(τ (r - 1)) A: a soft gate instead of a clip; τ depends on the sign of A.
 
     Gao et al. 2025, arXiv 2511.20347. On policy the gradient is the policy gradient; it fades as r moves away from 1.
     """
@@ -216,7 +216,7 @@ def dppo_tv(
     clip_high: float = 0.15,
     max_ratio: float = 20.0,
 ) -> LossAndClip:
-    """-min(r, max_ratio) A, and 0 once the token's probability has moved too far to the side that A pushes it to.
+    """Returns -min(r, max_ratio) A, and 0 once the token's probability has moved too far to the side that A pushes it to.
 
     Qi et al. 2026, arXiv 2602.04879, with binary total variation |π - old|: rare tokens may change more than with a
     clipped ratio. The paper measures from the policy that sampled, which this does if `old` is that policy. It
@@ -231,7 +231,7 @@ def dppo_tv(
 
 @PolicyLoss
 def reinforce(logprobs: Tensor, old: Tensor, advantages: Tensor, sequences: Tensor) -> LossAndClip:
-    """-A logprobs: the plain policy gradient (Williams 1992). Nothing bounds it for off-policy batches."""
+    """Returns -A logprobs: the plain policy gradient (Williams 1992). Nothing bounds it for off-policy batches."""
     return unclipped(-advantages * logprobs)
 
 
@@ -256,7 +256,7 @@ def report_clip(function: Callable[..., Any]) -> Callable[..., LossAndClip]:
 def clip_ratio(
     ratio: Tensor, advantages: Tensor, low: float | Tensor, high: float | Tensor, dual_clip: float = 0.0
 ) -> LossAndClip:
-    """-min(ratio A, clip(ratio, low, high) A), and at most -dual_clip A where A < 0, unless that is 0.  [T], [T] -> [T]"""
+    """Returns -min(ratio A, clip(ratio, low, high) A), and at most -dual_clip A where A < 0, unless that is 0.  [T], [T] -> [T]"""
     bounded = torch.clamp(ratio, low, high)  # type: ignore[arg-type]
     loss = -torch.minimum(ratio * advantages, bounded * advantages)
     clipped_low, clipped_high = clip_masks(ratio, advantages, low, high)
@@ -275,7 +275,7 @@ def clip_masks(value: Tensor, advantages: Tensor, low: float | Tensor, high: flo
 
 
 def unclipped(loss: Tensor) -> LossAndClip:
-    """A loss in which no token is clipped."""
+    """Returns a loss in which no token is clipped."""
     nowhere = torch.zeros_like(loss, dtype=torch.bool)
     return LossAndClip(loss, nowhere, nowhere)
 

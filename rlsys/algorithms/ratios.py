@@ -17,5 +17,5 @@ def clamp_log_ratio(log_ratio: Tensor, most: float = MAX_LOG_RATIO) -> Tensor:
 
 
 def probability_ratio(logprobs: Tensor, old: Tensor) -> Tensor:
-    """π / old.  [T], [T] -> [T]"""
+    """Returns π / old.  [T], [T] -> [T]"""
     return clamp_log_ratio(logprobs - old).exp()

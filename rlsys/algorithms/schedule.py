@@ -4,7 +4,7 @@ import math
 
 
 def learning_rate(update: int, *, peak: float, schedule: str, warmup: int, total: int) -> float:
-    """The learning rate of update `update`, counted from 0.
+    """Returns the learning rate of update `update`, counted from 0.
 
     Rises linearly over `warmup` updates, then stays constant, or falls to 0 at `total` (linear, cosine).
     """

@@ -17,26 +17,26 @@ class Segments:
 
     @classmethod
     def single(cls, size: int, device: torch.device | str = "cpu") -> "Segments":
-        """One segment with all members."""
+        """Returns one segment with all members."""
         segments = cls.__new__(cls)
         segments.ids, segments.segment_count = torch.zeros(size, dtype=torch.long, device=device), 1
         segments.sizes = torch.tensor([size], device=device)
         return segments
 
     def sum(self, values: Tensor) -> Tensor:
-        """[N] -> [M]"""
+        """Returns the sum over each segment.  [N] -> [M]"""
         return values.new_zeros(self.segment_count).index_add(0, self.ids, values)
 
     def mean(self, values: Tensor) -> Tensor:
-        """[N] -> [M]"""
+        """Returns the mean over each segment.  [N] -> [M]"""
         return self.sum(values) / self.sizes
 
     def any_member(self, values: Tensor) -> Tensor:
-        """The value of one member of each segment; which one is not specified.  [N] -> [M]"""
+        """Returns the value of one member of each segment; which one is not specified.  [N] -> [M]"""
         return values.new_zeros(self.segment_count).scatter(0, self.ids, values)
 
     def max(self, values: Tensor) -> Tensor:
-        """[N] -> [M]"""
+        """Returns the largest value of each segment.  [N] -> [M]"""
         return values.new_full((self.segment_count,), -torch.inf).scatter_reduce(0, self.ids, values, "amax")
 
     def broadcast(self, values: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class TurnRows(NamedTuple):
 
 
 def turn_rows(rewards: Tensor, groups: Tensor, samples: Sequence[Sample], use_scores: bool = True) -> TurnRows:
-    """`rewards` [N] are those of whole episodes. Without `use_scores` every turn has its episode's whole reward."""
+    """Makes a row of each turn. `rewards` [N] are those of whole episodes. Without `use_scores` every turn has its episode's whole reward."""
     returns, numbers, lengths = [], [], []
     most = max((len(s.observations) for s in samples), default=0) + 1
     for reward, group, sample in zip(rewards.tolist(), groups.tolist(), samples, strict=True):
@@ -40,5 +40,5 @@ def turn_rows(rewards: Tensor, groups: Tensor, samples: Sequence[Sample], use_sc
 
 
 def turn_lengths(sample: Sample) -> list[int]:
-    """The model's tokens in each turn. A single answer is one turn."""
+    """Returns the model's tokens in each turn. A single answer is one turn."""
     return [len(own) for _, own in sample.turns]

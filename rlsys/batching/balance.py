@@ -6,8 +6,11 @@ Sequences of one prompt share a pack where that saves work.
 import functools
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from operator import itemgetter
 from typing import NamedTuple
+
+from rlsys.batching.turn_tree import Stems
 
 # Pairs of query and key that cost as much as the linear layers of one token, for a model of unknown shape: the value of
 # a model with 2 billion parameters.
@@ -19,13 +22,19 @@ GOOD_ENOUGH = 1.02  # slowest rank over the ideal cost per rank: no better balan
 class SequenceSize(NamedTuple):
     """The input tokens of a sequence.
 
-    SequenceSize(sample=17, prompt_group=2, prompt_tokens=256, completion_tokens=63)
+    SequenceSize(sample=17, prompt_group=2, prompt_tokens=256, completion_tokens=63, stems=(Stem(5, 40, 256),))
     """
 
     sample: int
     prompt_group: int  # sequences of one group have the same prompt, which a pack computes once
     prompt_tokens: int
-    completion_tokens: int
+    completion_tokens: int  # without those of its stems
+    stems: Stems = ()  # that sequences of its group share
+
+    @property
+    def before(self) -> int:
+        """The tokens that its own tokens continue."""
+        return self.stems[-1].before + self.stems[-1].tokens if self.stems else self.prompt_tokens
 
 
 CostedPack = tuple[float, list[SequenceSize]]
@@ -34,14 +43,21 @@ CostedPack = tuple[float, list[SequenceSize]]
 def count_tokens(sequences: Sequence[SequenceSize]) -> int:
     """Counts the tokens of a pack with these sequences."""
     prompts = {s.prompt_group: s.prompt_tokens for s in sequences}
-    return sum(prompts.values()) + sum(s.completion_tokens for s in sequences)
+    stems = {stem for s in sequences for stem in s.stems}
+    return sum(prompts.values()) + sum(stem.tokens for stem in stems) + sum(s.completion_tokens for s in sequences)
 
 
 def count_attention_pairs(sequences: Sequence[SequenceSize]) -> float:
     """Counts the pairs of query and key that attention computes for a pack with these sequences."""
     prompts = {s.prompt_group: s.prompt_tokens for s in sequences}
+    stems = {stem for s in sequences for stem in s.stems}
     within_prompts = sum(tokens * tokens for tokens in prompts.values()) / 2
-    return within_prompts + sum(s.completion_tokens * (s.prompt_tokens + s.completion_tokens / 2) for s in sequences)
+    within_stems = sum(stem.tokens * (stem.before + stem.tokens / 2) for stem in stems)
+    return (
+        within_prompts
+        + within_stems
+        + sum(s.completion_tokens * (s.before + s.completion_tokens / 2) for s in sequences)
+    )
 
 
 def pack_cost(sequences: Sequence[SequenceSize], pairs_per_token: float) -> float:
@@ -99,15 +115,28 @@ def chunk_sizes(group_sizes: list[int], ranks: int) -> Iterator[int]:
 def split_group(group: list[SequenceSize], largest: int, budget: int) -> list[list[SequenceSize]]:
     """Splits a prompt group into chunks of at most `largest` sequences and `budget` tokens, of about equal cost.
 
-    A sequence that alone exceeds the budget is a chunk of its own.
+    A sequence that alone exceeds the budget is a chunk of its own. Sequences that share turns stay together.
     """
+    if len({s.stems for s in group}) > 1:
+        return split_forked_group(group, largest, budget)
     ordered = sorted(group, key=lambda s: -s.completion_tokens)
-    room = max(budget - group[0].prompt_tokens, 1)
+    room = max(budget - group[0].before, 1)
     fewest = max(-(-len(group) // largest), -(-sum(s.completion_tokens for s in group) // room))
     for count in range(min(fewest, len(group)), len(group) + 1):
         if count_tokens(ordered[::count]) <= budget:  # the largest chunk
             break
     return [ordered[i::count] for i in range(count)]
+
+
+def split_forked_group(group: list[SequenceSize], largest: int, budget: int) -> list[list[SequenceSize]]:
+    """Splits a group as `split_group` does, where its tree of turns is walked from branch to branch."""
+    ordered = sorted(group, key=lambda s: (s.stems, s.sample))
+    for count in range(-(-len(ordered) // largest), len(ordered) + 1):
+        ends = [len(ordered) * i // count for i in range(count + 1)]
+        chunks = [ordered[start:end] for start, end in pairwise(ends)]
+        if all(len(chunk) == 1 or count_tokens(chunk) <= budget for chunk in chunks):
+            break
+    return chunks
 
 
 def fill_bins(sizes: list[int], costs: list[float], ranks: int, budget: int) -> list[list[int]]:

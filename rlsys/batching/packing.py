@@ -5,7 +5,6 @@ the update does not depend on the token budget, the number of ranks or the ZeRO 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -15,9 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlsys.batching.balance import DEFAULT_PAIRS_PER_TOKEN, SequenceSize, assign_to_ranks
+from rlsys.batching.pack_builder import PackBuilder
+from rlsys.batching.turn_tree import TurnTree
 from rlsys.config.methods import NORMALIZERS
 from rlsys.config.options import validate_options
-from rlsys.types import NO_TOKENS, Batch, Columns, Floats, Ints, Pack, Prompt, Sample, split_column
+from rlsys.types import Batch, Columns, Floats, Pack, split_column
 
 PackBatch = Callable[..., list[list[Pack]]]  # `pack` with its budget filled in
 EMPTY = np.zeros(0, dtype=np.float32)
@@ -85,37 +86,17 @@ def pack(
     """Packs the samples `members` of a batch, `[rank][i]`: equally many packs per rank, of about the same cost.
 
     `weights` are those of the members' tokens, end to end. Without them the packs serve scoring only. A sample whose
-    tokens all weigh 0 is left out. Samples of one prompt share it within a pack, unless `share_prompts` is false.
+    tokens all weigh 0 is left out. Samples of one prompt share it within a pack, and the turns that they begin with,
+    unless `share_prompts` is false.
     The cost depends on the model: see `rlsys.models.lookup.pairs_per_token`.
     """
-    batch = join_openings(batch)
     prompt_groups = batch.groups.tolist() if share_prompts else range(len(batch.samples))
     sample_weights = None if weights is None else split_weights(batch, members, weights)
-    sizes = [sequence_size(batch, m, prompt_groups) for m in select(batch, members, sample_weights)]
+    members = select(batch, members, sample_weights)
+    tree = grow_tree(batch, members, prompt_groups)
+    sizes = [sequence_size(batch, m, prompt_groups, tree) for m in members]
     assigned = assign_to_ranks(sizes, ranks, tokens_per_pack, pairs_per_token)
-    return build(batch, assigned, prompt_groups, columns or Columns(), sample_weights)
-
-
-def join_openings(batch: Batch) -> Batch:
-    """The batch with what an environment said before a sample's first token as its prompt.
-
-    Samples of a group that begin alike share it, as they share a prompt.
-    """
-    if not any(s.observations and not s.observations[0].at for s in batch.samples):
-        return batch
-    prompts: dict[tuple[int, bytes], Prompt] = {}
-    groups, samples = [], []
-    for group, sample in zip(batch.groups.tolist(), batch.samples, strict=True):
-        opens = sample.observations and not sample.observations[0].at
-        opening = sample.observations[0].tokens if opens else NO_TOKENS
-        key, prompt = (group, opening.tobytes()), batch.prompts[group]
-        if key not in prompts:
-            prompts[key] = replace(prompt, tokens=[*prompt.tokens, *opening.tolist()])
-        groups.append(key)
-        samples.append(replace(sample, observations=sample.observations[1:]) if opens else sample)
-    number = {key: i for i, key in enumerate(prompts)}
-    numbers = np.array([number[key] for key in groups], dtype=np.int64)
-    return replace(batch, prompts=list(prompts.values()), groups=numbers, samples=samples)
+    return build(batch, assigned, prompt_groups, tree, columns or Columns(), sample_weights)
 
 
 def split_weights(batch: Batch, members: Sequence[int], weights: Floats) -> dict[int, Floats]:
@@ -131,21 +112,31 @@ def select(batch: Batch, members: Sequence[int], weights: Mapping[int, Floats] |
     return [m for m in members if (len(batch.samples[m].tokens) if weights is None else weights[m].any())]
 
 
-def sequence_size(batch: Batch, sample: int, prompt_groups: Sequence[int]) -> SequenceSize:
-    prompt = batch.prompts[batch.groups[sample]]
-    return SequenceSize(sample, prompt_groups[sample], len(prompt.tokens), batch.samples[sample].input_count)
+def grow_tree(batch: Batch, members: Sequence[int], prompt_groups: Sequence[int]) -> TurnTree:
+    tree = TurnTree()
+    for member in members:
+        prompt = batch.prompts[batch.groups[member]]
+        tree.add(member, batch.samples[member], prompt_groups[member], len(prompt.tokens))
+    return tree
+
+
+def sequence_size(batch: Batch, member: int, prompt_groups: Sequence[int], tree: TurnTree) -> SequenceSize:
+    prompt, stems = batch.prompts[batch.groups[member]], tree.stems(member)
+    own = sum(tree.nodes[node].tokens for node in tree.paths[member][len(stems) :])
+    return SequenceSize(member, prompt_groups[member], len(prompt.tokens), own, stems)
 
 
 def build(
     batch: Batch,
     assigned: list[list[list[int]]],
     prompt_groups: Sequence[int],
+    tree: TurnTree,
     columns: Columns,
     weights: Mapping[int, Floats] | None,
 ) -> list[list[Pack]]:
     """Builds the packs of the assigned samples, `[rank][i]`. A pack without samples becomes an `empty_pack`."""
     filled = [sorted(samples, key=lambda m: (prompt_groups[m], m)) for rank in assigned for samples in rank if samples]
-    builders = [lay_out(batch, samples, prompt_groups) for samples in filled]
+    builders = [lay_out(batch, samples, prompt_groups, tree) for samples in filled]
     tokens = concat_and_split([builder.tokens for builder in builders])
     targets = gather(filled, [s.tokens for s in batch.samples])
     rollout = gather(filled, [s.logprobs for s in batch.samples])
@@ -162,9 +153,9 @@ def build(
                 targets=targets[i],
                 samples=samples,
                 target_counts=[len(batch.samples[m].tokens) for m in samples],
-                turn_counts=builders[i].turn_counts,
-                first_logit=builders[i].first_logits,
-                next_logits=builders[i].next_logits,
+                turn_counts=[turn.targets for turn in builders[i].turns],
+                first_logit=[turn.first_logit for turn in builders[i].turns],
+                next_logits=[turn.next_logits for turn in builders[i].turns],
                 rollout=rollout[i],
                 weights=token_weights[i],
                 columns=Columns(**{name: column[i] for name, column in by_name.items()}),
@@ -175,13 +166,12 @@ def build(
     return [[next(packs) if samples else empty_pack(columns) for samples in rank] for rank in assigned]
 
 
-def lay_out(batch: Batch, samples: list[int], prompt_groups: Sequence[int]) -> "PackBuilder":
+def lay_out(batch: Batch, members: list[int], prompt_groups: Sequence[int], tree: TurnTree) -> PackBuilder:
     """Lays the samples of a pack end to end, prompt group by prompt group."""
-    builder = PackBuilder()
-    for _, group in groupby(samples, prompt_groups.__getitem__):
-        members = list(group)
-        prompt = batch.prompts[batch.groups[members[0]]].tokens
-        builder.add_prompt_group(prompt, [batch.samples[m] for m in members])
+    builder = PackBuilder(tree)
+    for group, samples in groupby(members, prompt_groups.__getitem__):
+        same_prompt = list(samples)
+        builder.add_prompt_group(-1 - group, batch.prompts[batch.groups[same_prompt[0]]].tokens, same_prompt)
     return builder
 
 
@@ -200,52 +190,6 @@ def concat_and_split(parts: list[list[NDArray[Any]]]) -> list[NDArray[Any]]:
         np.concatenate([part for pack_parts in parts for part in pack_parts]),
         [sum(map(len, pack_parts)) for pack_parts in parts],
     )
-
-
-class PackBuilder:
-    """The pieces of a pack while they are laid end to end: see `Pack`."""
-
-    def __init__(self) -> None:
-        self.tokens: list[Ints] = []
-        self.lengths: list[int] = []
-        self.parents: list[int] = []
-        self.turn_counts: list[int] = []
-        self.first_logits: list[int] = []
-        self.next_logits: list[int] = []
-        self.end = 0
-
-    def add_prompt_group(self, prompt: list[int], samples: list[Sample]) -> None:
-        """Adds samples of one prompt: a single one in one piece with it, several as pieces that continue it."""
-        parent, single = len(self.lengths), len(samples) == 1
-        self.append_piece(np.array(prompt, dtype=np.int32), parent=-1)
-        last = self.end - 1
-        for sample in samples:
-            self.add_turns(sample, last)
-            inputs = sample.inputs
-            if len(inputs) and single:
-                self.extend_piece(inputs)
-            elif len(inputs):
-                self.append_piece(inputs, parent)
-
-    def add_turns(self, sample: Sample, last_of_prompt: int) -> None:
-        """Notes where the outputs lie that predict the tokens of a sample, which is added next."""
-        end = self.end
-        for before, own in sample.turns:
-            start = end + len(before)
-            self.turn_counts.append(len(own))
-            self.first_logits.append(start - 1 if start > self.end else last_of_prompt)
-            self.next_logits.append(start)
-            end = start + len(own)
-
-    def append_piece(self, tokens: Ints, parent: int) -> None:
-        self.lengths.append(0)
-        self.parents.append(parent)
-        self.extend_piece(tokens)
-
-    def extend_piece(self, tokens: Ints) -> None:
-        self.tokens.append(tokens)
-        self.lengths[-1] += len(tokens)
-        self.end += len(tokens)
 
 
 def unpack(packs: list[list[Pack]], values: list[list[Floats]], count: int) -> Floats:

@@ -1,6 +1,6 @@
 """Finds the problems of a configuration: each a sentence with the numbers and a way out. One function per section.
 
-values     each option by itself: choices and ranges, which the schema states beside the option
+values     each option by itself: choices and ranges, which the schema states next to the option
 methods    algorithm, correction, entropy, critic, reference
 lora       policy.lora, model.adapter
 training   trainer, policy, overlong, dynamic_sampling

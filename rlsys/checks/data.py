@@ -33,7 +33,7 @@ def check_data(c: Config) -> Iterator[str]:
 
 
 def check_limit(c: Config, name: str, source: DataSource) -> Iterator[str]:
-    """A training set's own limit of completions, which memory and packs are not planned for if it is higher."""
+    """Refuses a training set's own limit of completions, if it is higher than what memory and packs are planned for."""
     limit, longest = source.max_new_tokens, c.rollout.max_new_tokens
     if limit is not None and not 0 < limit <= longest:
         yield (
@@ -92,7 +92,7 @@ def check_truncated_sampling(c: Config) -> Iterator[str]:
 
 
 def check_source(key: str, name: str, source: DataSource) -> Iterator[str]:
-    """A data set that does not exist or cannot be read, and a template that does not exist."""
+    """Refuses a data set that does not exist or cannot be read, and a template that does not exist."""
     try:
         locate_data(Origin(source.path, source.split, source.subset, options=json.dumps(source.options)))
     except ConfigError as error:

@@ -37,6 +37,10 @@ def play_problems(key: str, play: str, c: Config) -> Iterator[str]:
     elif ":" not in play and play not in PLAYS:
         kinds = ", ".join(f"{name}:NAME" for name in ENVIRONMENTS)
         yield f"{key}: `{play}` is not known. Built in: {', '.join(PLAYS)}. Or give module:function, path/to/file.py:function, {kinds}."
+    elif play == "command":
+        if not c.episode.options.get("command"):
+            yield "episode.command is missing: the program that plays, such as python agent.py {task}."
+        yield from user_function_problems("episode.grade", str(c.episode.options.get("grade", "")))
     elif play not in PLAYS:
         yield from user_function_problems(key, play)
 

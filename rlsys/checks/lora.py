@@ -17,16 +17,9 @@ def check_lora(c: Config) -> Iterator[str]:
         changed = [f.name for f in fields(lora) if getattr(lora, f.name) != getattr(default, f.name)]
         for key in [f"policy.lora.{name}" for name in changed] + ["model.adapter"] * bool(c.model.adapter):
             yield f"{key} is set, but policy.lora.rank is 0: there is no adapter. Give a rank such as 32, or leave {key} out."
-        if c.sync.what == "adapter":
-            yield "sync.what is adapter, but policy.lora.rank is 0: all weights change. Use sync.what all, or give policy.lora."
         return
     if not lora.alpha:
         yield f"policy.lora.alpha is missing; an adapter is multiplied by alpha / rank. Give it, such as {2 * lora.rank}."
-    if lora.dropout:
-        yield (
-            f"policy.lora.dropout is {lora.dropout:g}; adapters are merged into the weights that engines sample with, and "
-            "these have no dropout. Use 0."
-        )
     if not lora.targets:
         yield "policy.lora.targets is empty; no layer would be trained. Use all-linear, or layers such as [q_proj, v_proj]."
     if c.model.adapter:

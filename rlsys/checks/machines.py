@@ -20,16 +20,15 @@ def check_cluster(c: Config) -> Iterator[str]:
     if c.cluster.device == "cpu":
         yield "cluster.placement colocated shares GPUs; cluster.device is cpu. Use separate."
         return
-    if c.algorithm.advantage == "gae" and c.critic.ranks > c.policy.ranks:
-        yield (
-            f"critic.ranks ({c.critic.ranks}) is more than the GPUs of cluster.placement colocated, "
-            f"policy.ranks ({c.policy.ranks}). Use {c.policy.ranks} or fewer."
-        )
-    if c.reference.ranks > c.policy.ranks:
-        yield (
-            f"reference.ranks ({c.reference.ranks}) is more than the GPUs of cluster.placement colocated, "
-            f"policy.ranks ({c.policy.ranks}). Use {c.policy.ranks} or fewer."
-        )
+    for role, ranks in (
+        ("critic", c.critic.ranks * (c.algorithm.advantage == "gae")),
+        ("reference", c.reference.ranks),
+    ):
+        if ranks > c.policy.ranks:
+            yield (
+                f"{role}.ranks ({ranks}) is more than the GPUs of cluster.placement colocated, "
+                f"policy.ranks ({c.policy.ranks}). Use {c.policy.ranks} or fewer."
+            )
     if c.rollout.engines * c.rollout.tensor_parallel != c.policy.ranks:
         yield (
             "cluster.placement colocated puts one policy rank on each engine GPU, but rollout.engines "

@@ -86,7 +86,7 @@ def check_model_fits(c: Config, path: str, model: ModelShape | None = None) -> l
 
 
 def check_heads(c: Config, model: ModelShape) -> Iterator[str]:
-    """Whether ranks can share the heads."""
+    """Checks whether ranks can share the heads."""
     sharing = c.policy.sequence_parallel
     if sharing > 1 and (problem := sequence_parallel_problem(model.name, model.heads, model.kv_heads, sharing)):
         yield problem

@@ -44,7 +44,7 @@ def find_notes(c: Config) -> Iterator[str]:
 
 
 def maybe_negative(c: Config) -> list[str]:
-    """What may make a reward negative, as far as the configuration tells."""
+    """Returns what may make a reward negative, as far as the configuration tells."""
     sets = [c.reward.functions, *(source.reward for source in c.data.train.values())]
     functions = [pair for functions in sets for pair in functions.items()]
     parts = sorted({name for name, f in functions if f.weight < 0 or (f.function or name) not in FROM_ZERO})

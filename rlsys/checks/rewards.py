@@ -71,7 +71,7 @@ def is_on_failure(text: str) -> bool:
 
 
 def function_sets(c: Config) -> list[tuple[str, dict[str, RewardFunction]]]:
-    """All mappings of reward functions, each with the option it stands in."""
+    """Returns all mappings of reward functions, each with the option it stands in."""
     return [
         ("reward.functions", c.reward.functions),
         *((f"data.train.{name}.reward", source.reward) for name, source in c.data.train.items()),
@@ -80,5 +80,5 @@ def function_sets(c: Config) -> list[tuple[str, dict[str, RewardFunction]]]:
 
 
 def all_functions(c: Config) -> list[tuple[str, RewardFunction]]:
-    """Every reward function, with the option it stands in."""
+    """Returns every reward function, with the option it stands in."""
     return [(f"{key}.{name}", f) for key, functions in function_sets(c) for name, f in functions.items()]

@@ -8,12 +8,6 @@ from rlsys.config.schema import MIN_TEMPERATURE, Config
 
 def check_rollout(c: Config) -> Iterator[str]:
     r = c.rollout
-    if r.top_p != 1.0 or r.top_k not in (-1, 0):
-        yield (
-            f"rollout.top_p={r.top_p}, rollout.top_k={r.top_k}: sampling from a truncated distribution makes the "
-            "engines' log-probs incomparable with the trainer's, which are over the whole vocabulary. "
-            "Use top_p 1 and top_k -1; rollout.temperature is handled on both sides."
-        )
     if 0 < r.temperature < MIN_TEMPERATURE:
         yield (
             f"rollout.temperature is {r.temperature:g}; vLLM would take {MIN_TEMPERATURE:g} in its place, and the "
@@ -35,8 +29,6 @@ def check_rollout(c: Config) -> Iterator[str]:
         yield f"rollout.stop_token_ids has {min(r.stop_token_ids)}; ids of tokens are numbers of 0 or more."
     if not 0 < r.gpu_memory < 1:
         yield f"rollout.gpu_memory is {r.gpu_memory}; it is a share between 0 and 1."
-    if c.cluster.device != "gpu" and r.block_size % 32:
-        yield f"rollout.block_size is {r.block_size}; vLLM on CPU takes multiples of 32."
     if c.cluster.device == "cpu" and r.tensor_parallel != 1 and not runs_eagerly(c):
         yield (
             f"rollout.tensor_parallel is {r.tensor_parallel}, and an engine of several processes on CPU computes "

@@ -6,6 +6,8 @@ from rlsys.config.methods import ADVANTAGES, GROUP_RELATIVE
 from rlsys.config.schema import Config
 from rlsys.episodes.settings import play_of
 
+OFFLOADABLE = ("optimizer", "params", "activations")
+
 
 def check_trainer(c: Config) -> Iterator[str]:
     t = c.trainer
@@ -85,7 +87,7 @@ def check_schedule(c: Config) -> Iterator[str]:
 
 
 def check_sequence_parallel(c: Config) -> Iterator[str]:
-    """As many ranks as share a pack are one group, and every rank is in a group."""
+    """Requires that every rank is in a group of ranks that share packs."""
     sharing = c.policy.sequence_parallel
     ranks = {"policy": c.policy.ranks} | ({"critic": c.critic.ranks} if c.algorithm.advantage == "gae" else {})
     for role, count in ranks.items():
@@ -107,16 +109,20 @@ def check_policy(c: Config) -> Iterator[str]:
         )
     if p.zero_stage not in (0, 1, 2, 3):
         yield f"policy.zero_stage is {p.zero_stage}; DeepSpeed has 0, 1, 2 and 3."
-    if p.offload_optimizer and p.zero_stage < 1:
-        yield f"policy.offload_optimizer needs policy.zero_stage 1, 2 or 3; it is {p.zero_stage}."
-    if p.offload_params and p.zero_stage != 3:
-        yield f"policy.offload_params needs policy.zero_stage 3; it is {p.zero_stage}."
+    if unknown := [part for part in p.offload if part not in OFFLOADABLE]:
+        yield f"policy.offload has `{unknown[0]}`; it may have {', '.join(OFFLOADABLE)}."
+    if "optimizer" in p.offload and p.zero_stage < 1:
+        yield f"policy.offload optimizer needs policy.zero_stage 1, 2 or 3; it is {p.zero_stage}."
+    if "params" in p.offload and p.zero_stage != 3:
+        yield f"policy.offload params needs policy.zero_stage 3; it is {p.zero_stage}."
     may_recompute = p.gradient_checkpointing or (p.gradient_checkpointing is None and c.cluster.device == "gpu")
-    if p.offload_activations and not may_recompute:
+    if "activations" in p.offload and not may_recompute:
         yield (
-            "policy.offload_activations keeps in host memory what gradient checkpointing keeps of a layer, and "
-            "policy.gradient_checkpointing is not true. Use true, or policy.offload_activations false."
+            "policy.offload activations keeps in host memory what gradient checkpointing keeps of a layer, and "
+            "policy.gradient_checkpointing is not true. Use true, or leave activations out."
         )
+    if len(p.betas) != 2 or not all(0 <= beta < 1 for beta in p.betas):
+        yield f"policy.betas is {p.betas}; it has two numbers, each from 0 to less than 1, such as [0.9, 0.95]."
     if p.grad_dtype == "bfloat16" and p.dtype == "float32":
         yield "policy.grad_dtype is bfloat16, but gradients of policy.dtype float32 are float32. Use grad_dtype float32."
     if p.compile and p.zero_stage >= 3:

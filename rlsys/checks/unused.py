@@ -12,15 +12,12 @@ Needs = tuple[tuple[str, ...], Callable[[Config], bool], str]
 NEEDS: tuple[Needs, ...] = (  # options, or sections that end with a dot; whether they act; what they need
     (("critic.",), lambda c: c.algorithm.advantage == "gae", "algorithm.advantage gae"),
     (
-        ("reference.ranks", "reference.zero_stage", "reference.gpus", "reference.offload"),
+        ("reference.ranks", "reference.place"),
         has_reference_worker,
         "a reference.kl_coef above 0, and a reference that is not the policy without its adapters",
     ),
     (("reference.kl_in", "algorithm.kl"), lambda c: c.reference.kl_coef > 0, "a reference.kl_coef above 0"),
-    (("reference.kl_horizon",), lambda c: c.reference.kl_target > 0, "a reference.kl_target above 0"),
     (("entropy.share",), lambda c: c.entropy.control != "none", "entropy.control clip_cov or kl_cov"),
-    (("entropy.low", "entropy.high"), lambda c: c.entropy.control == "clip_cov", "entropy.control clip_cov"),
-    (("entropy.kl_coef",), lambda c: c.entropy.control == "kl_cov", "entropy.control kl_cov"),
     (("overlong.penalty",), lambda c: c.overlong.buffer > 0, "an overlong.buffer above 0"),
     (("dynamic_sampling.max_rounds",), lambda c: c.dynamic_sampling.enabled, "dynamic_sampling.enabled true"),
     (("episode.",), lambda c: bool(plays(c)), "episode.play or episode.tools"),
@@ -35,13 +32,13 @@ NEEDS: tuple[Needs, ...] = (  # options, or sections that end with a dot; whethe
         f"an episode played by `{TOOL_PLAY}`, the built-in function,",
     ),
     (("eval.",), lambda c: bool(c.eval.datasets), "eval.datasets"),
-    (("rollout.kv_cache_mb", "rollout.block_size"), lambda c: c.cluster.device == "cpu", "cluster.device cpu"),
+    (("rollout.kv_cache_mb",), lambda c: c.cluster.device == "cpu", "cluster.device cpu"),
     (("rollout.gpu_memory",), lambda c: c.cluster.device == "gpu", "cluster.device gpu"),
 )
 
 
 def find_unused_options(config: Config) -> list[str]:
-    """A sentence for each need that is not met, with the options that were changed and would act then."""
+    """Returns a sentence for each need that is not met, with the options that were changed and would act then."""
     normal = defaults(config.cluster.device)
     changed = [key for key, value in flatten(config).items() if value != normal[key]]
     sentences = []

@@ -1,4 +1,4 @@
-"""Checks each option by itself: its choices and its range, which the schema states beside the option."""
+"""Checks each option by itself: its choices and its range, which the schema states next to the option."""
 
 import difflib
 import math
@@ -11,7 +11,6 @@ RANGES: dict[str, Callable[[float], bool]] = {
     "greater than 0": lambda value: 0 < value < math.inf,
     "of 0 or more": lambda value: 0 <= value < math.inf,
     "between 0 and 1": lambda value: 0 <= value <= 1,
-    "from 0 to less than 1": lambda value: 0 <= value < 1,
 }
 RECIPES = ("cispo", "dapo", "degrpo", "dr_grpo", "grpo", "gspo", "ppo", "reinforce_pp", "rloo")  # configs/<name>.yaml
 OTHER_NAMES = {  # values of other libraries that are not spelled like ours
@@ -46,7 +45,7 @@ OTHER_NAMES = {  # values of other libraries that are not spelled like ours
 
 
 def check_values(section: Any, prefix: str = "") -> Iterator[str]:
-    """`section`: a `Config`, or one of its sections with its name as the prefix."""
+    """Checks `section`: a `Config`, or one of its sections with its name as the prefix."""
     for option in fields(section):
         key, value = f"{prefix}{option.name}", getattr(section, option.name)
         allowed, must_be = option.metadata.get("choices"), option.metadata.get("range")
@@ -63,7 +62,7 @@ def check_values(section: Any, prefix: str = "") -> Iterator[str]:
 
 
 def suggest_value(key: str, value: str, allowed: tuple[str, ...]) -> str:
-    """A sentence with what an unknown value probably stands for; empty if nothing comes close."""
+    """Returns a sentence with what an unknown value probably stands for; empty if nothing comes close."""
     small = value.lower()
     if small in allowed:
         return f" Did you mean `{small}`?"

@@ -25,7 +25,3 @@ def not_negative(default: T) -> T:
 
 def share(default: T) -> T:
     return field(default=default, metadata={"range": "between 0 and 1"})
-
-
-def below_one(default: T) -> T:
-    return field(default=default, metadata={"range": "from 0 to less than 1"})

@@ -129,6 +129,11 @@ def reduce_bucket(trained: int) -> int:
     return min(max(trained // 16, 50_000_000), 500_000_000)
 
 
+def logprob_chunk(vocabulary: int) -> int:
+    """Positions whose logits a rank computes at the same time: about a gigabyte of float32 at most."""
+    return 1024 if vocabulary <= 200_000 else 256
+
+
 def runs_eagerly(c: Config) -> bool:
     """True if engines compute layer by layer: by default on CPU, where compiling takes longer than a short run gains."""
     return c.cluster.device == "cpu" if c.rollout.enforce_eager is None else c.rollout.enforce_eager
@@ -136,5 +141,5 @@ def runs_eagerly(c: Config) -> bool:
 
 def shares_gpus_with_models(c: Config) -> bool:
     """True if a critic or a reference computes on the policy's GPUs."""
-    others = c.algorithm.advantage == "gae" or (has_reference_worker(c) and c.reference.gpus > 0)
+    others = c.algorithm.advantage == "gae" or (has_reference_worker(c) and c.reference.place != "cpu")
     return c.cluster.placement == "colocated" and others

@@ -20,9 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from rlsys.config.references import escape_references, keep_references, restore_references
+from rlsys.config.saved_runs import RETIRED, is_run, upgrade
 from rlsys.config.schema import Config, DataSource, EpisodeConfig
 from rlsys.config.secrets import find_secrets, redact, resolve_env
-from rlsys.config.shorthand import ENTRY_TYPES, parse_entries, shorten_entries, update_entries
+from rlsys.config.shorthand import ENTRY_TYPES, OPTIONS_OF_COMMANDS, parse_entries, shorten_entries, update_entries
 from rlsys.config.suggest import option_names, suggest_option
 from rlsys.config.threads import resolve_auto, take_auto
 from rlsys.errors import ConfigError
@@ -40,6 +41,7 @@ TYPE_NAMES = {
     dict[str, str]: "a mapping of texts",
     list[str]: "a list of texts",
     list[int]: "a list of whole numbers",
+    list[float]: "a list of numbers",
     list[Any]: "a list",
     type(None): "nothing",
 }
@@ -112,7 +114,13 @@ def merge_sources(
     values: dict[str, tuple[str, Any]] = {}
     entries: dict[str, dict[str, Any]] = {key: operator.attrgetter(key)(Config()) for key in ENTRY_TYPES}
     for source, key, marked in [(source, key, value) for source, items in sources for key, value in items]:
+        if key == "episode.command":  # short for what plays it
+            values["episode.play"] = source, "command"
+        key = OPTIONS_OF_COMMANDS.get(key, key)
         mapping = mapping_of(key)
+        if key in RETIRED:
+            problems.append(f"{source}: `{key}` is no longer an option: {RETIRED[key][0]}.")
+            continue
         if option_type(key) is None:
             problems.append(f"{source}: unknown option `{key}`.{suggest_option(key)}")
             continue
@@ -124,7 +132,7 @@ def merge_sources(
             problems.append(f"{source}: `{key}`: {error}")
             continue
         if not mapping:
-            if key == "policy.lora.targets" and isinstance(value, str):
+            if key in ("policy.lora.targets", "policy.offload") and isinstance(value, str):
                 value = [value]
             is_score = key == "reward.on_failure" and isinstance(value, dict) and list(value) == ["score"]
             values[key] = source, f"score: {value['score']}" if is_score else value
@@ -284,10 +292,11 @@ def suggest_file(path: Path) -> str:
 
 def read_items(tree: DictConfig, name: str) -> Items:
     try:
-        return list(flatten_tree(tree))
+        items = list(flatten_tree(tree))
     except OmegaConfBaseException as error:  # a reference that leads nowhere, or a `???`
         hint = "" if isinstance(error, MissingMandatoryValue) else f".{ESCAPE_HINT}"
         raise ConfigError(f"{name}: {str(error).splitlines()[0]}{hint}") from None
+    return upgrade(items) if Path(name).name == "config.yaml" and is_run(Path(name).parent) else items
 
 
 def flatten_tree(tree: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:

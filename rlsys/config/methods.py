@@ -17,7 +17,7 @@ ADVANTAGES = {
     "max_rl": ("eps",),
     "remax": (),
     "raw": (),
-    "gae": (),
+    "gae": ("whiten",),
 }
 GROUP_RELATIVE = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "grpo_passk", "gdpo", "max_rl")
 LOSSES = {
@@ -49,7 +49,7 @@ class AlgorithmConfig:
     advantage: str = one_of(*ADVANTAGES, user_function=True)  # advantage estimator; gae: PPO, with a critic
     std: str | None = one_of("sample", "population", "none", default=None)  # divides advantages; G-1, G or none
     eps: float | None = not_negative(None)  # added to that deviation
-    whiten: bool | None = None  # gdpo: divide by the batch's deviation at the end; null: true
+    whiten: bool | None = None  # gdpo, gae: divide by the batch's deviation, gae also less the mean; null: true
     whiten_over: str | None = one_of(
         "tokens", "samples", default=None
     )  # reinforce_pp: whether mean and deviation are over tokens or samples
@@ -85,11 +85,6 @@ class EntropyConfig:
     share: float | None = share(
         None
     )  # share of all tokens that the control acts on; at least one token; null: 2e-4 with clip_cov, 2e-3 with kl_cov
-    low: float = 1.0  # clip_cov: lowest covariance of a token that it acts on
-    high: float = 5.0  # clip_cov: highest covariance of a token that it acts on
-    kl_coef: float = not_negative(
-        1.0
-    )  # kl_cov: weight of ½ log²(π/old), which keeps its tokens near their old log-probs
 
 
 @dataclass(frozen=True)
@@ -99,13 +94,10 @@ class ReferenceConfig:
     kl_in: str = one_of("loss", "reward")  # whether KL is a term of the loss or is subtracted from the reward
     refresh_every: int = not_negative(0)  # steps after which the reference takes the policy's weights; 0: never
     kl_target: float = not_negative(0.0)  # KL per token at which an adaptive kl_coef aims; 0: kl_coef is constant
-    kl_horizon: int = positive(10)  # steps in which an adaptive kl_coef changes by about 20 % at most
     ranks: int = positive(1)  # processes that share the scoring
-    zero_stage: int = 0  # 0: each rank holds the whole model; 3: DeepSpeed splits it over the ranks
-    gpus: float = not_negative(
-        1.0
-    )  # GPUs of each rank on a GPU cluster; colocated ranks share the policy's; 0: the CPU
-    offload: bool = False  # keep the weights in host memory except while they are needed, for room on a GPU
+    place: str = one_of(
+        "whole", "offload", "split", "cpu"
+    )  # each rank has the model on a GPU, or in host memory while it waits; or ZeRO 3 splits it; or ranks compute on the CPU
 
 
 @dataclass(frozen=True)
@@ -119,6 +111,3 @@ class CriticConfig:
     clip: float = not_negative(0.2)  # how far a value may move from its old one within a step; 0: no limit
     gamma: float = share(1.0)  # discount per token
     lam: float = share(1.0)  # GAE's lambda; 1: the whole return, lower: more weight on the critic's own later estimates
-    bootstrap_truncated: bool = False  # a truncated completion goes on with its last value; false: with 0
-    whiten: bool = True  # normalize advantages to mean 0 and deviation 1 over all tokens of the batch
-    port: int = not_negative(0)  # rendezvous port of the ranks; 0: any free port

@@ -1,4 +1,4 @@
-"""The meaning of each option: its choices, and the comment beside it in the source."""
+"""The meaning of each option: its choices, and the comment next to it in the source."""
 
 import ast
 import dataclasses

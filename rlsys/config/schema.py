@@ -1,6 +1,6 @@
 """The configuration: one tree of frozen dataclasses.
 
-The comment beside an option documents it, and `rlsys validate --options` prints it. A default is a recommendation.
+The comment next to an option documents it, and `rlsys validate --options` prints it. A default is a recommendation.
 The sections of the method are in `methods`, the others here.
 `loading` reads the tree from defaults ← YAML ← `key=value`, and `rlsys.checks` finds what does not fit together.
 Nothing heavy is imported, so `rlsys validate` answers at once.
@@ -9,7 +9,7 @@ Nothing heavy is imported, so `rlsys validate` answers at once.
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlsys.config.allowed_values import below_one, not_negative, one_of, positive, share
+from rlsys.config.allowed_values import not_negative, one_of, positive, share
 from rlsys.config.methods import AlgorithmConfig, CorrectionConfig, CriticConfig, EntropyConfig, ReferenceConfig
 from rlsys.config.transports import TRANSPORTS
 
@@ -21,7 +21,6 @@ class RunConfig:
     dir: str = ""  # the run directory; empty: runs/<name of the YAML file>
     seed: int = not_negative(0)  # every random choice follows from it
     max_restarts: int = not_negative(10)  # restarts without a new checkpoint, after the loss of policy, driver or Ray
-    grace_s: float = not_negative(25.0)  # seconds after SIGTERM in which the current step may still finish
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class ClusterConfig:
     device: str = one_of("cpu", "gpu")  # decides the build of vLLM and DeepSpeed's accelerator
     address: str = ""  # address of a running Ray cluster; empty: RAY_ADDRESS if set, else a private one
     placement: str = one_of("separate", "colocated")  # whether engines and policy ranks share GPUs
-    dashboard_port: int = not_negative(0)  # port of the private cluster's dashboard; 0: any free port
     start_timeout_s: float = positive(600.0)  # seconds within which all workers must have started, downloads included
     env: dict[str, str] = field(
         default_factory=dict
@@ -119,7 +117,6 @@ class TrainerConfig:
     max_mismatch: float | None = positive(
         None
     )  # limit of a step's mean |rollout - old| log-prob; null: by dtype and lag
-    max_skipped: int = not_negative(3)  # updates in a row that may be skipped for a non-finite loss or gradient
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,6 @@ class RolloutConfig:
     tensor_parallel: int = positive(1)  # GPUs per engine (processes on CPU); each holds a part of every matrix
     dtype: str = one_of("float32", "bfloat16", gpu="bfloat16")  # number format of the engines' weights and activations
     temperature: float = positive(1.0)  # 0.01 or more; also divides the trainer's logits: log-probs stay comparable
-    top_p: float = 1.0  # must be 1: the trainer's log-probs are over the whole vocabulary
-    top_k: int = -1  # must be -1, for the same reason
     max_prompt_tokens: int = not_negative(0)  # longest prompt, see data.overlong; 0: what the model's window allows
     max_new_tokens: int = positive(512)  # longest completion; it is truncated there
     min_new_tokens: int = not_negative(0)  # shortest completion; before it, no token that ends one is sampled
@@ -137,7 +132,6 @@ class RolloutConfig:
     stop_token_ids: list[int] = field(default_factory=list)  # tokens that end a completion, besides end-of-sequence
     max_sequences: int = positive(256, gpu=1024)  # sequences that an engine decodes at the same time
     oversample: float = not_negative(0.0)  # extra prompts, as a share of a step's; the slowest move to a later step
-    block_size: int = positive(32)  # tokens per KV-cache block; samples share the full blocks of their prompt
     threads: int = positive(1)  # CPU threads per engine; auto: its share of the cores, or 1 for a small model
     kv_cache_mb: int = positive(64)  # KV cache of a CPU engine, in MiB
     gpu_memory: float = 0.85  # share of a GPU's memory that an engine takes
@@ -150,7 +144,6 @@ class LoraConfig:
     rank: int = not_negative(0)  # columns and rows of each adapter's two matrices; 0: no LoRA, all weights are trained
     alpha: float = not_negative(0.0)  # an adapter is multiplied by alpha / rank; usually twice the rank
     targets: list[str] = field(default_factory=lambda: ["all-linear"])  # layers such as [q_proj, v_proj], or all-linear
-    dropout: float = not_negative(0.0)  # must be 0: adapters are merged, and engines have no dropout
 
 
 @dataclass(frozen=True)
@@ -158,29 +151,28 @@ class PolicyConfig:
     ranks: int = positive(2)  # DeepSpeed processes, one GPU each on a GPU cluster
     sequence_parallel: int = positive(1)  # ranks that share each pack's tokens, for long sequences; divides the ranks
     zero_stage: int = 2  # 0 | 1 | 2 | 3: how much of the training state DeepSpeed splits over the ranks
-    offload_optimizer: bool = False  # keep the optimizer state in host memory (ZeRO 1-3)
-    offload_params: bool = False  # keep the parameters in host memory (ZeRO 3)
+    offload: list[str] = field(
+        default_factory=list
+    )  # kept in host memory: optimizer (ZeRO 1-3), params (ZeRO 3), activations (layers' inputs, with gradient_checkpointing)
     dtype: str = one_of("float32", "bfloat16", gpu="bfloat16")  # number format of forward and backward
     grad_dtype: str = one_of(
         "float32", "bfloat16"
     )  # format in which a bfloat16 policy adds up gradients of ranks, and with ZeRO 2 and 3 those of packs
     head_dtype: str | None = one_of("float32", default=None)  # of the logits, in training alone; null: policy.dtype
     tokens_per_pack: int = positive(4096, gpu=16384)  # token budget of one forward and backward
-    logprob_chunk: int = positive(1024)  # positions whose logits exist at the same time
     gradient_checkpointing: bool | None = None  # recompute activations in backward; null: if a GPU lacks room for them
-    offload_activations: bool = False  # with gradient_checkpointing: keep the inputs of layers in host memory
     compile: bool = False  # compile layers at their first use (about 20 s) for faster updates; ZeRO 0-2
     lora: LoraConfig = field(default_factory=LoraConfig)  # train adapters only, not the model's own weights
     lr: float = positive(1e-6)  # AdamW: peak learning rate
     lr_schedule: str = one_of("constant", "linear", "cosine")  # course of the learning rate after the warm-up
     lr_schedule_steps: int | None = positive(None)  # step at which a falling rate is 0; null: trainer.steps
     warmup_updates: int = not_negative(0)  # optimizer updates of linear warm-up
-    beta1: float = below_one(0.9)  # AdamW: decay of the gradient's running mean
-    beta2: float = below_one(0.95)  # AdamW: decay of the squared gradient's running mean
+    betas: list[float] = field(
+        default_factory=lambda: [0.9, 0.95]
+    )  # AdamW: decay of the running means of the gradient and of its square
     weight_decay: float = not_negative(0.0)  # AdamW: weight decay
     clip_grad: float = not_negative(1.0)  # largest global gradient norm; 0: no clipping
     threads: int = positive(1)  # CPU threads per rank; auto: as for engines; on GPU nodes at least its share
-    port: int = not_negative(0)  # rendezvous port of the ranks; 0: any free port
 
 
 @dataclass(frozen=True)
@@ -191,8 +183,6 @@ class RewardConfig:
     workers: int = positive(2)  # reward processes, spread over the cluster
     timeout_s: float = positive(10.0)  # seconds a function has for a sample; then its process is killed
     memory_mb: int = not_negative(4096)  # memory limit of a reward process, in MiB; 0: no limit
-    batch: int = positive(32)  # most samples that a batched function gets at once
-    concurrency: int = positive(64)  # samples that a process's async functions judge at the same time, roughly
     on_failure: str = "drop"  # drop (from its group) | abort | score: x: what happens to a sample whose verdict failed
     max_failure_share: float = share(0.5)  # share of failed verdicts in a step above which the run stops
     per_token: bool = False  # divide a reward, penalties included, by its completion's tokens before mean and deviation
@@ -238,9 +228,6 @@ class DynamicSamplingConfig:
 
 @dataclass(frozen=True)
 class SyncConfig:
-    what: str = one_of(
-        "all", "adapter"
-    )  # all: whole weights; adapter: with policy.lora A and B alone, and engines merge them
     transport: str = one_of("auto", *TRANSPORTS)  # how weights are sent from the policy to the engines
     verify: bool = True  # prove after each sync, tensor by tensor, that every engine has the policy's weights
 
@@ -282,13 +269,11 @@ class TrackerConfig:
 class TrackingConfig:
     to: dict[str, TrackerConfig] = field(default_factory=dict)  # tensorboard, wandb, mlflow, …: besides metrics.jsonl
     samples: int = not_negative(8)  # prompts of an evaluation whose first completion is tracked too; 0: none
-    ray: bool = True  # export metrics through Ray too: for its dashboard, Prometheus and Grafana
 
 
 @dataclass(frozen=True)
 class WatchdogConfig:
     stall_s: float = positive(1800.0)  # seconds without an answer after which a worker has stalled
-    action: str = one_of("restart", "abort")  # what happens to a stalled worker once its stacks are saved
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Short forms of the mappings from names to reward functions, data sets or trackers.
+"""Short forms of the mappings from names to reward functions, data sets or trackers, and of the options of a command.
 
     exact    [exact, my.py:brevity]    {exact: 1.0, my.py:brevity: 0.1}    {exact: 1.0, length: {at_most: 200}}
 
@@ -28,6 +28,8 @@ NAME_FIELD: dict[type, str] = {  # empty, it is the name of the entry
     HeldOutSource: "path",
     TrackerConfig: "tracker",
 }
+# `episode: {command: python agent.py {task}, grade: my.py:grade}` is played by the built-in `command`, with these options.
+OPTIONS_OF_COMMANDS = {f"episode.{name}": f"episode.options.{name}" for name in ("command", "grade")}
 WITH_OPTIONS = (RewardFunction, TrackerConfig)
 GYM = "reasoning_gym:"  # in front of the name of a task
 VERIFIERS = "verifiers:"  # in front of the name of a taskset

@@ -5,6 +5,7 @@ import difflib
 from typing import Any
 
 from rlsys.config.schema import Config
+from rlsys.config.shorthand import OPTIONS_OF_COMMANDS
 
 # Our option, and its names in verl, TRL and OpenRLHF: the last part of each, or the last two where one is ambiguous.
 # configs/MIGRATING.md says where the values differ.
@@ -43,9 +44,9 @@ FOREIGN_NAMES = {
         "nnodes n_gpus_per_node actor_num_nodes actor_num_gpus_per_node actor.num_nodes actor.num_gpus_per_node"
     ),
     "policy.sequence_parallel": "ulysses_sequence_parallel_size ring_attn_size sp_size context_parallel_size",
-    "policy.offload_optimizer": "optimizer_offload adam_offload",
-    "policy.offload_activations": "activation_offload enable_activation_offload activation_offloading",
-    "policy.offload_params": "param_offload",
+    "policy.offload": (
+        "optimizer_offload adam_offload activation_offload enable_activation_offload activation_offloading param_offload"
+    ),
     "policy.tokens_per_pack": (
         "ppo_max_token_len_per_gpu train_max_tokens_per_gpu ppo_micro_batch_size ppo_micro_batch_size_per_gpu "
         "micro_train_batch_size use_dynamic_bsz log_prob_micro_batch_size_per_gpu"
@@ -54,19 +55,17 @@ FOREIGN_NAMES = {
     "policy.lora.rank": "lora_rank lora_r",
     "policy.lora.alpha": "lora_alpha",
     "policy.lora.targets": "lora_target_modules target_modules",
-    "policy.lora.dropout": "lora_dropout",
     "model.adapter": "lora_adapter_path",
     "policy.lr": "learning_rate actor_learning_rate",
     "policy.lr_schedule": "lr_scheduler_type warmup_style lr_scheduler",
     "policy.warmup_updates": "lr_warmup_steps lr_warmup_steps_ratio warmup_steps warmup_ratio lr_warmup_ratio",
-    "policy.beta2": "betas adam_beta2 adam_betas",
+    "policy.betas": "adam_beta2 adam_betas",
     "policy.weight_decay": "l2",
     "policy.clip_grad": "grad_clip max_grad_norm max_norm",
     "reference.kl_coef": "beta kl_loss_coef init_kl_coef kl.init_coef",
     "reference.refresh_every": "ref_model_sync_steps sync_ref_model",
     "reference.kl_in": "use_kl_in_reward use_kl_loss kl.use_loss",
-    "reference.kl_target": "target_kl",
-    "reference.kl_horizon": "horizon",
+    "reference.kl_target": "target_kl horizon",
     "reward.functions": (
         "custom_reward_function reward_manager reward_model sandbox_fusion reward_funcs reward_weights "
         "reward_model_path reward_pretrain remote_rm_url reward.remote_url gdpo_reward_keys gdpo_reward_weights"
@@ -95,10 +94,8 @@ FOREIGN_NAMES = {
         "vllm_importance_sampling_cap vllm_is_truncated_threshold rollout_rs_threshold"
     ),
     "entropy.coef": "entropy_coef entropy_coeff entropy_loss_coef",
+    "entropy.control": "clip_cov_lb clip_cov_ub ppo_kl_coef",
     "entropy.share": "clip_cov_ratio kl_cov_ratio",
-    "entropy.low": "clip_cov_lb",
-    "entropy.high": "clip_cov_ub",
-    "entropy.kl_coef": "ppo_kl_coef",
     "overlong.mask": "mask_truncated_completions",
     "overlong.buffer": "overlong_buffer overlong_buffer_len",
     "overlong.penalty": "overlong_penalty_factor penalty_factor",
@@ -133,7 +130,7 @@ def suggest_option(key: str) -> str:
         return " It belongs in a YAML file, on a line such as `base: tiny_cpu.yaml`."
     if LORA_NAMES & {*key.split(".")} and not translate_option(key):
         return " LoRA is policy.lora here, such as `policy.lora: {rank: 32, alpha: 64}`."
-    options, leaf = [*option_names(), "base"], key.rpartition(".")[2]
+    options, leaf = [*option_names(), "base", *OPTIONS_OF_COMMANDS], key.rpartition(".")[2]
     without_section = [o for o in options if o.rpartition(".")[2] == key]
     if len(without_section) > 1:
         return f" Did you mean one of {', '.join(f'`{o}`' for o in without_section)}?"

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from rlsys.config.saved_runs import is_run
 from rlsys.config.schema import Config
 
 AUTO_OPTIONS = ("rollout.threads", "policy.threads")
@@ -54,7 +55,7 @@ def is_small(model: str) -> bool:
 
 def started_with(run: Path) -> dict[str, int]:
     """The numbers of a run that has begun; nothing if there is none."""
-    if not ((run / "config.yaml").is_file() and (run / "metrics.jsonl").is_file()):
+    if not is_run(run):
         return {}
     tree = OmegaConf.load(run / "config.yaml")
     return {key: value for key in AUTO_OPTIONS if isinstance(value := OmegaConf.select(tree, key), int)}

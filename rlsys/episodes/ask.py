@@ -1,8 +1,8 @@
 """What the user's function sees of an episode: it asks the model, and reads its replies."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 Message = dict[str, Any]
 
@@ -35,7 +35,14 @@ class Reply:
         self.turn_score = float(self.turn_score + value)  # the value may be a number of numpy or torch
 
 
-Ask = Callable[[str | list[Message]], Awaitable[Reply]]
+class Ask(Protocol):
+    """Asks the model for its next turn.
+
+    It sees the conversation up to its last turn, and the content. `after` is an earlier reply: it sees what was up to that
+    one instead. `after=None`: it sees the content alone.
+    """
+
+    def __call__(self, content: str | list[Message], after: Reply | None = ...) -> Awaitable[Reply]: ...
 
 
 class EpisodeOver(Exception):

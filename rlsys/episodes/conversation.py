@@ -25,6 +25,13 @@ class Conversation:
         self._own: Sequence[int] = ()
         self._asked = False  # and not yet answered
 
+    def copy(self) -> "Conversation":
+        """Returns the same conversation, to go on in another way."""
+        other = Conversation(self.template, self.tools)
+        other.messages, other._history = list(self.messages), list(self._history)
+        other._own, other._asked = self._own, self._asked
+        return other
+
     def open(self, content: str | Sequence[Message]) -> list[int]:
         """Returns the tokens of the first ask, with the opening of an answer."""
         assert not self.messages, "a conversation is opened once"

@@ -24,6 +24,7 @@ def episode_figures(samples: Sequence[Sample], failed: Sequence[Sample] = ()) ->
         "episode/observed_tokens": fmean([sample.observed_tokens for sample, _ in episodes]),
         **{f"episode/finish/{reason}": ends[reason] / ends.total() for reason in ("stop", *TRUNCATIONS)},
         **cut_figures([episode for _, episode in episodes]),
+        **unknown_figures([episode for _, episode in episodes]),
         **call_figures([episode for _, episode in episodes]),
     }
 
@@ -32,6 +33,28 @@ def cut_figures(episodes: Sequence[Episode]) -> Metrics:
     """The share of turns that the limit cut, of those after which the episode went on. Empty without any."""
     turns = [message for episode in episodes for message in model_messages(episode)[:-1]]
     return {"episode/turns_cut": fmean([m.get("finish") == "length" for m in turns])} if turns else {}
+
+
+def unknown_figures(episodes: Sequence[Episode]) -> Metrics:
+    """Replies in programs' requests that the model has not written so, per episode. Empty without any."""
+    count = len(unknown_replies(episodes))
+    return {"episode/unknown_replies": count / len(episodes)} if count else {}
+
+
+def describe_unknown(samples: Sequence[Sample]) -> str:
+    """Says what programs have changed in conversations, and what is trained all the same. Empty if nothing."""
+    unknown = unknown_replies([sample.episode for sample in samples if sample.episode])
+    turns, tokens = sum(s.turn_count for s in samples), sum(len(s.tokens) for s in samples)
+    if not unknown:
+        return ""
+    return (
+        f"{len(unknown)} replies in what programs say are not as the model has written them: it saw these conversations from the "
+        f"last turn that is unchanged, or anew. All {tokens:,} tokens of its {turns} turns are trained, each once."
+    )
+
+
+def unknown_replies(episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+    return [message for episode in episodes for message in episode.messages if message.get("unknown")]
 
 
 def call_figures(episodes: Sequence[Episode]) -> Metrics:
@@ -51,5 +74,5 @@ def call_figures(episodes: Sequence[Episode]) -> Metrics:
 
 def model_messages(episode: Episode) -> list[dict[str, Any]]:
     """The messages of the model's turns. An environment may write answers too, as examples before the first turn."""
-    answers = [message for message in episode.messages if message["role"] == "assistant"]
+    answers = [m for m in episode.messages if m["role"] == "assistant" and not m.get("unknown")]
     return answers[max(0, len(answers) - len(episode.turn_scores)) :]

@@ -1,13 +1,14 @@
 """Plays a user's function: checks and calls it, reads what it returns, and says what went wrong."""
 
+import asyncio
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlsys.config.plugins import load_function, short_name
 from rlsys.config.secrets import referenced_variables, resolve_env
-from rlsys.episodes import tool_play
+from rlsys.episodes import command_play, tool_play
 from rlsys.episodes.ask import Reply
 from rlsys.episodes.asking import EpisodeAsk, Turn, is_number
 from rlsys.episodes.conversation import Conversation, ConversationTemplate
@@ -20,7 +21,12 @@ from rlsys.rewards.weighted_reward import exception_verdict, invalid_verdict, re
 from rlsys.tasks import guess
 from rlsys.types import Verdict
 
-PLAYS: dict[str, Any] = {TOOL_PLAY: tool_play.play, "guess": guess.play, "guess_scored": guess.play_scored}  # built in
+PLAYS: dict[str, Any] = {
+    TOOL_PLAY: tool_play.play,
+    "command": command_play.play,
+    "guess": guess.play,
+    "guess_scored": guess.play_scored,
+}  # built in
 
 TOOLS_SHARE = (
     0.8  # of a step's time is for the calls of tools: the model hears of one that hangs, and the episode goes on
@@ -38,9 +44,10 @@ class Equipment:
     """What all functions of a process share: how conversations are written and read, and the model's tools."""
 
     template: ConversationTemplate
-    parser: ReplyReader
+    reader: Callable[[Sequence[dict[str, Any]]], ReplyReader]  # of replies of a model that was told of these tools
     toolbox: Toolbox
-    schemas: list[dict[str, Any]]  # of the tools
+    schemas: list[dict[str, Any]]  # of the tools of the configuration
+    tool_parser: str = ""  # for other tools
 
 
 class Player:
@@ -56,24 +63,33 @@ class Player:
         if spec == TOOL_PLAY:
             timeout_s = TOOLS_SHARE * settings.step_timeout_s
             self.options = {"timeout_s": timeout_s} | self.options | {"on_bad_call": settings.on_bad_call}
-        self.takes_tools = "tools" in inspect.signature(self.function).parameters
+        if self.function is command_play.play:
+            self.options = command_play.prepare(self.options)
+        parameters = inspect.signature(self.function).parameters
+        self.takes_tools, self.takes_session = "tools" in parameters, "session" in parameters
         require_playable(spec, self.function, self.options | ({"tools": []} if self.takes_tools else {}))
 
-    def new_conversation(self) -> Conversation:
-        return Conversation(self.equipment.template, self.equipment.schemas)
+    def new_conversation(self, tools: Sequence[dict[str, Any]]) -> Conversation:
+        return Conversation(self.equipment.template, tools)
 
     async def play(self, row: dict[str, Any], ask: EpisodeAsk) -> Any:
         """Calls the function, with the tools of this episode if it takes them."""
         if not self.takes_tools:
-            return await self.function(row, ask, **self.options)
+            return await self.call(row, ask, **self.options)
         tools = await self.equipment.toolbox.open(row)
         try:
-            return await self.function(row, ask, tools=tools, **self.options)
+            return await self.call(row, ask, tools=tools, **self.options)
         finally:
             await close_all(tools)
 
-    def read_reply(self, turn: Turn, number: int) -> Reply:
-        return self.equipment.parser.parse(turn.tokens, turn.finish, number, turn.logprobs)
+    async def call(self, row: dict[str, Any], ask: EpisodeAsk, **options: Any) -> Any:
+        """Calls the function; one that is not `async` may block, and gets a thread."""
+        if is_async(self.function):
+            return await self.function(row, ask, **options)
+        return await asyncio.to_thread(self.function, row, ask, **options)
+
+    def read_reply(self, turn: Turn, number: int, tools: Sequence[dict[str, Any]]) -> Reply:
+        return self.equipment.reader(tools).parse(turn.tokens, turn.finish, number, turn.logprobs)
 
     def read_verdict(self, returned: Any, ask: EpisodeAsk) -> Verdict | None:
         """What the function returned, with the scores of turns. None: it leaves the score to the reward functions."""
@@ -100,16 +116,20 @@ class Player:
         return f"{self.name}, {f'after turn {len(ask.replies)}' if ask.replies else 'before its first turn'}"
 
     def transcript(self, ask: EpisodeAsk) -> list[Any]:
-        return list(ask.conversation.messages)
+        return list(ask.messages)
+
+
+def is_async(function: Any) -> bool:
+    call = getattr(function, "__call__", None)  # noqa: B004  an object may be the function
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def require_playable(spec: str, function: Any, options: dict[str, Any]) -> None:
     """Raises `ConfigError` if `function(row, ask, **options)` cannot be called."""
-    call = getattr(function, "__call__", None)  # noqa: B004  an object may be the function
-    if not inspect.iscoroutinefunction(function) and not inspect.iscoroutinefunction(call):
+    if not is_async(function) and "session" not in inspect.signature(function).parameters:
         raise ConfigError(
             f"episode.play: `{spec}` must be written `async def {short_name(spec)}(row, ask)`, without yield: it awaits "
-            "the model."
+            "the model. A function `(row, session)`, whose client asks the model, need not be async."
         )
     try:
         inspect.signature(function).bind({}, None, **options)

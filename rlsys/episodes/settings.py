@@ -30,6 +30,7 @@ class EpisodeSettings:
     template_options: dict[str, Any] = field(default_factory=dict)
     trust_remote_code: bool = False
     stop_token_ids: tuple[int, ...] = ()  # besides those that the model has
+    temperature: float = 1.0  # in training
     model: str = ""  # where the tokenizer is
     keep_spare: bool = True
 
@@ -59,6 +60,7 @@ class EpisodeSettings:
             template_options=config.data.template_options,
             trust_remote_code=config.model.trust_remote_code,
             stop_token_ids=tuple(config.rollout.stop_token_ids),
+            temperature=config.rollout.temperature,
         )
 
     def for_model(self, model: str, window: int) -> "EpisodeSettings":

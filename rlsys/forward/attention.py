@@ -99,7 +99,7 @@ def by_exact_sums(heads: Heads) -> Tensor:
 
 
 def flash_computes(heads: Heads) -> bool:
-    """Without need of a mask, PyTorch's own attention on blocks is as fast or faster (tests/gpu/results)."""
+    """Prefers, where no mask is needed, PyTorch's own attention on blocks, which is as fast or faster (tests/gpu/results)."""
     usable = heads.layout.ragged_keys is not None and can_flash(heads.query, heads.value, heads.dropout)
     return usable and heads.plain and heads.masked
 
@@ -133,7 +133,7 @@ def packed_attention(
     exact: bool = False,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' attention function for packs.  [1, H, T, D] each -> [1, T, H, D]
+    """Replaces transformers' attention function for packs.  [1, H, T, D] each -> [1, T, H, D]
 
     `layout` is a keyword argument of `model(...)`, which transformers passes through. Some models do not hand it on; then
     it is the context's. `s_aux` are the sinks [H].
@@ -160,7 +160,7 @@ def attend(heads: Heads) -> Tensor:
 
 
 def exchange_tokens(module: torch.nn.Module, heads: Heads) -> Heads:
-    """All heads of this rank's share of a pack become a part of the heads of the whole pack."""
+    """Turns all heads of this rank's share of a pack into a part of the heads of the whole pack."""
     group, tokens, sinks = heads.layout.group, len(heads.layout.cell_of_token), heads.sinks
     name, count, kv_count = type(module).__name__, heads.query.shape[1], heads.key.shape[1]
     if problem := sequence_parallel_problem(name, count, kv_count, group.ranks):
@@ -217,7 +217,7 @@ def refuse_positions_in_pack(module: torch.nn.Module, tokens: int) -> None:
 
 
 def declared_window(module: torch.nn.Module) -> int | None:
-    """The window or chunk that the model's configuration gives a layer."""
+    """Returns the window or chunk that the model's configuration gives a layer."""
     config: Any = getattr(module, "config", None)
     kinds, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
     kind = kinds[index] if kinds and isinstance(index, int) else "unknown"

@@ -29,7 +29,7 @@ def attend_by_blocks(
     window: int | None,
     kernel: BlockKernel,
 ) -> Tensor:
-    """[1, H, T, D], [1, H or fewer, T, D] twice -> [1, T, H, D]"""
+    """Attends block by block.  [1, H, T, D], [1, H or fewer, T, D] twice -> [1, T, H, D]"""
     queries = heads_by_block(query, layout, with_prefix=False)
     keys, values = (heads_by_block(x, layout, with_prefix=True) for x in (key, value))
     masks = [window_mask(block, window) for block in layout.blocks]
@@ -49,12 +49,12 @@ def heads_by_block(x: Tensor, layout: Layout, with_prefix: bool) -> list[Tensor]
 
 
 def is_windowed(block: AttentionBlock, window: int | None) -> bool:
-    """Whether some queries of a block do not see all keys before them."""
+    """Returns whether some queries of a block do not see all keys before them."""
     return window is not None and block.tokens.shape[1] > window
 
 
 def window_mask(block: AttentionBlock, window: int | None) -> Tensor | None:
-    """The keys that each query of a block sees, [L, prefix + L]; None: itself and all before it."""
+    """Returns the keys that each query of a block sees, [L, prefix + L]; None: itself and all before it."""
     if window is None or not is_windowed(block, window):
         return block.mask
     return block.causal_mask().triu(block.prefix - window + 1)
@@ -66,7 +66,7 @@ def window_mask(block: AttentionBlock, window: int | None) -> Tensor | None:
 def block_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, dropout: float = 0.0
 ) -> Tensor:
-    """Attention within a block.  [n, H, L, D], [n, H or fewer, prefix + L, D] twice -> [n, H, L, D]"""
+    """Attends within a block.  [n, H, L, D], [n, H or fewer, prefix + L, D] twice -> [n, H, L, D]"""
     # With a mask or in float32, only a kernel that stores all scores accepts fewer key heads than query heads on a GPU.
     if query.is_cuda and (mask is not None or query.dtype == torch.float32):
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
@@ -93,7 +93,7 @@ def attend_by_scores(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """`block_attention` with a soft cap of scores, or with sinks: one more score per head, which takes no value.
+    """Computes `block_attention` with a soft cap of scores, or with sinks: one more score per head, which takes no value.
 
     The scores are in memory, and are computed again for gradients.
     """
@@ -115,7 +115,7 @@ def weigh_values(
     softcap: float | None,
     dropout: float,
 ) -> Tensor:
-    """softmax([cap tanh(q kᵀ scaling / cap), sinks]) v, without the weights of the sinks."""
+    """Returns softmax([cap tanh(q kᵀ scaling / cap), sinks]) v, without the weights of the sinks."""
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     scores = query @ key.transpose(-1, -2) * scaling
     if softcap is not None:

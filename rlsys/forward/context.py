@@ -42,7 +42,7 @@ def pack_context(decoder: Any) -> PackContext:
 
 
 def split_sequences(decoder: Any, group: SequenceGroup) -> None:
-    """From now on the model computes only this rank's share of each pack."""
+    """Makes the model compute only this rank's share of each pack from now on."""
     context = pack_context(decoder)
     if group.ranks > 1 and context.mixers:
         raise ConfigError(

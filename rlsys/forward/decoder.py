@@ -18,7 +18,7 @@ from rlsys.types import Pack
 
 @dataclass(frozen=True)
 class OwnTargets:
-    """Those of the K targets of a pack that this rank predicts: all, unless ranks share a pack."""
+    """The targets that this rank predicts: all K of a pack, unless ranks share it."""
 
     hidden: Tensor  # [k, hidden size] the decoder's last hidden states at the positions that predict them
     indices: Tensor  # [k] among all targets
@@ -26,7 +26,7 @@ class OwnTargets:
     group: SequenceGroup
 
     def gather(self, values: Tensor) -> Tensor:
-        """Values of all targets, from those that each rank has of its own.  [k, …] -> [K, …]"""
+        """Returns the values of all targets, from those that each rank has of its own.  [k, …] -> [K, …]"""
         return self.group.gather(values, self.indices, self.count)
 
 
@@ -45,7 +45,7 @@ def run_decoder(decoder: Any, pack: Pack, device: torch.device) -> OwnTargets:
 
 
 def decoder_inputs(decoder: Any, pack: Pack, device: torch.device) -> dict[str, Any]:
-    """The arguments of the model's `forward` for a pack.
+    """Returns the arguments of the model's `forward` for a pack.
 
     Layers hand the layout on to attention. Those that do not, and folded mixers, read it from the context.
     """

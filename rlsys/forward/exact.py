@@ -21,7 +21,7 @@ KEY_BLOCK = 32  # the keys of a query are summed in blocks of this size, one blo
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`.  [..., K], [N, K], [N] -> [..., N]"""
+    """Computes `F.linear`.  [..., K], [N, K], [N] -> [..., N]"""
     if MIN_ROWS <= x.numel() // x.shape[-1] <= MAX_ROWS:
         return F.linear(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])  # [R, K]
@@ -47,7 +47,7 @@ def use_exact_linear(model: nn.Module) -> None:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float) -> Tensor:
-    """Attention of each query over the first `seen` keys.  [B, M, D], [B, L, D], [B, L, D], [B, M] -> [B, M, D]
+    """Attends with each query to the first `seen` keys.  [B, M, D], [B, L, D], [B, L, D], [B, M] -> [B, M, D]
 
     L is a multiple of KEY_BLOCK. Keys beyond `seen` add exactly nothing, however many there are.
     """
@@ -71,7 +71,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float
 
 
 def depends_on_batch(weight: Tensor, bias: Tensor | None = None, product: Callable[..., Tensor] = linear) -> bool:
-    """True if, on this machine, a row's result still depends on the other rows. Tried on random rows."""
+    """Returns True if, on this machine, a row's result still depends on the other rows. Tried on random rows."""
     weight, bias = weight[:4096], None if bias is None else bias[:4096]
     rows = torch.randn(MAX_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
     together = product(rows, weight, bias)

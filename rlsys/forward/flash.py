@@ -2,7 +2,7 @@
 
 FlashAttention computes ragged sequences, without padding, mask or repeated heads.
 
-Queries stay where they are in the pack. Each piece sees its own keys, and before them those of the prompt that it
+Queries stay where they are in the pack. Each piece sees its own keys, and before them those of the pieces that it
 continues: FlashAttention aligns causal masks at the last key, so a piece of few queries may have more keys.
 """
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from rlsys.forward.transfer import to_device
+from rlsys.types import path_to
 
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 GROUPED_HEADS: dict[str, Any] = (
@@ -24,7 +25,7 @@ GROUPED_HEADS: dict[str, Any] = (
 
 @dataclass(frozen=True)
 class RaggedKeys:
-    """The keys of each piece of a pack, piece after piece: the prompt that it continues, then itself."""
+    """The keys of each piece of a pack, piece after piece: those that it continues, then itself."""
 
     tokens: Tensor  # [K] index in the pack of each key
     query_ends: Tensor  # [N + 1] where the queries of each piece begin, and the last end
@@ -34,9 +35,9 @@ class RaggedKeys:
 
 
 def ragged_keys(lengths: list[int], parents: list[int], device: torch.device | str) -> RaggedKeys:
-    """`lengths` and `parents` as in `Pack`."""
+    """Finds the keys of each piece. `lengths` and `parents` are as in `Pack`."""
     pieces = torch.arange(sum(lengths)).split(lengths)
-    keys = [torch.cat([pieces[p], piece]) if p >= 0 else piece for p, piece in zip(parents, pieces, strict=True)]
+    keys = [torch.cat([pieces[p] for p in (*path_to(parents, i), i)]) for i in range(len(pieces))]
     counts = [len(k) for k in keys]
     return RaggedKeys(
         to_device(torch.cat(keys), device), ends(lengths, device), ends(counts, device), max(lengths), max(counts)
@@ -48,7 +49,7 @@ def ends(counts: list[int], device: torch.device | str) -> Tensor:
 
 
 def can_flash(query: Tensor, value: Tensor, dropout: float) -> bool:
-    """Whether FlashAttention computes heads of this kind."""
+    """Returns whether FlashAttention computes heads of this kind."""
     size = query.shape[-1]
     fits = size == value.shape[-1] and size % 8 == 0 and size <= 256
     if not (query.is_cuda and query.dtype in HALF_PRECISION and fits and not dropout):
@@ -59,7 +60,7 @@ def can_flash(query: Tensor, value: Tensor, dropout: float) -> bool:
 def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, ragged: RaggedKeys, scaling: float | None, window: int | None
 ) -> Tensor:
-    """[H, T, D], [H or fewer, T, D] twice -> [T, H, D]"""
+    """Attends with FlashAttention.  [H, T, D], [H or fewer, T, D] twice -> [T, H, D]"""
     query, key, value = (x.transpose(0, 1) for x in (query, key, value))
     keys, values = (RepeatPrefixes.apply(x, ragged.tokens) for x in (key, value))
     ends_and_lengths = (ragged.query_ends, ragged.key_ends, ragged.most_queries, ragged.most_keys)

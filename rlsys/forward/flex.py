@@ -1,7 +1,7 @@
 """Attention over packs on GPUs where a layer has a soft cap or sinks: FlexAttention, which never stores the scores.
 
 Queries and keys stay where they are in the pack, and a shared prompt is there once. A mask function says which keys a
-query sees: its own sequence's, and those of the prompt that it continues. Pairs of blocks in which no query sees a key
+query sees: its own sequence's, and those of the pieces that it continues. Pairs of blocks in which no query sees a key
 are left out, and blocks that are seen whole need no mask.
 """
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from rlsys.forward.transfer import to_device
+from rlsys.types import path_to, prefixes
 
 BLOCK = 128  # tokens; what the kernels compute at a time
 NO_WINDOW = 1 << 30
@@ -30,7 +31,7 @@ class Paths:
     lengths: list[int]
     parents: list[int]
     piece: Tensor  # [T]
-    parent: Tensor  # [T] the piece that a token's piece continues; -1: none
+    last: Tensor  # [T] the last piece that continues a token's piece, itself if none does: all between continue it too
     position: Tensor  # [T] in the token's sequence
     masks: dict[int | None, BlockMask] = field(default_factory=dict)  # by window; layers of a kind share one
 
@@ -45,18 +46,22 @@ def build_paths(lengths: list[int], parents: list[int], device: torch.device | s
     before = torch.tensor(prefixes(lengths, parents))
     piece = torch.arange(len(lengths)).repeat_interleave(counts, output_size=sum(lengths))
     position = torch.arange(len(piece)) - (counts.cumsum(0) - counts - before)[piece]
-    parent = torch.tensor(parents)[piece]
-    piece, parent, position = (to_device(column.int(), device) for column in (piece, parent, position))
-    return Paths(lengths, parents, piece, parent, position)
+    last = torch.tensor(last_branches(parents))[piece]
+    piece, last, position = (to_device(column.int(), device) for column in (piece, last, position))
+    return Paths(lengths, parents, piece, last, position)
 
 
-def prefixes(lengths: list[int], parents: list[int]) -> list[int]:
-    """Tokens of the prompt that each piece continues."""
-    return [lengths[parent] if parent >= 0 else 0 for parent in parents]
+def last_branches(parents: list[int]) -> list[int]:
+    """Returns the last piece that each piece is continued by, over any number of others.  [P] -> [P]"""
+    last = list(range(len(parents)))
+    for piece in reversed(range(len(parents))):
+        if (parent := parents[piece]) >= 0:
+            last[parent] = max(last[parent], last[piece])
+    return last
 
 
 def can_flex(query: Tensor, value: Tensor, dropout: float) -> bool:
-    """Whether its kernels compute heads of this kind."""
+    """Returns whether its kernels compute heads of this kind."""
     return query.is_cuda and not dropout and min(query.shape[-1], value.shape[-1]) >= 16
 
 
@@ -70,7 +75,7 @@ def attend_by_flex(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """[1, H, T, D], [1, H or fewer, T, D] twice -> [1, T, H, D]
+    """Attends with FlexAttention.  [1, H, T, D], [1, H or fewer, T, D] twice -> [1, T, H, D]
 
     A sink is one more score of a softmax, without a value: it takes a share of the weights from all keys alike.
     """
@@ -94,7 +99,7 @@ def attend_by_flex(
 
 @cache
 def compiled_kernel() -> Any:
-    """Compiled for the first pack's length, and at the next length for all. `dynamic=True` would make a tensor of a cap.
+    """Compiles for the first pack's length, and at the next length for all. `dynamic=True` would make a tensor of a cap.
 
     It raises where it would otherwise store all scores.
     """
@@ -111,12 +116,12 @@ def cap_scores(softcap: float) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tens
 
 
 def mask_function(paths: Paths, window: int | None) -> Sees:
-    piece, parent, position = paths.piece, paths.parent, paths.position
+    piece, last, position = paths.piece, paths.last, paths.position
     reach = torch.tensor(window or NO_WINDOW, dtype=torch.int32, device=piece.device)  # a number would be compiled in
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = position[query] - position[key]
-        on_path = (piece[key] == piece[query]) | (piece[key] == parent[query])
+        on_path = (piece[key] <= piece[query]) & (piece[query] <= last[key])
         return on_path & (distance >= 0) & (distance < reach)
 
     return sees
@@ -142,15 +147,16 @@ def block_mask(paths: Paths, window: int | None) -> BlockMask:
 
 
 def seen_blocks(lengths: list[int], parents: list[int], window: int | None) -> tuple[Tensor, Tensor]:
-    """The blocks of keys that some queries of a block see, and those that all of them see whole.  [B, B] twice"""
+    """Returns the blocks of keys that some queries of a block see, and those that all of them see whole.  [B, B] twice"""
     ends = list(accumulate(lengths))
     starts = [end - length for end, length in zip(ends, lengths, strict=True)]
     count = -(-ends[-1] // BLOCK)
     some, whole = (torch.zeros(count, count, dtype=torch.bool) for _ in range(2))
-    for i, before in enumerate(prefixes(lengths, parents)):
-        rows, first_query, last_query, rows_inside = spans(starts[i], ends[i], before)
-        for j, offset in [(i, before)] + ([(parents[i], 0)] if parents[i] >= 0 else []):
-            columns, first_key, last_key, columns_inside = spans(starts[j], ends[j], offset)
+    before = prefixes(lengths, parents)
+    for i in range(len(lengths)):
+        rows, first_query, last_query, rows_inside = spans(starts[i], ends[i], before[i])
+        for j in (i, *path_to(parents, i)):
+            columns, first_key, last_key, columns_inside = spans(starts[j], ends[j], before[j])
             nearest, farthest = first_query[:, None] - last_key, last_query[:, None] - first_key
             reach, inside = window or NO_WINDOW, rows_inside[:, None] & columns_inside
             some[rows, columns] |= (farthest >= 0) & (nearest < reach)
@@ -159,8 +165,10 @@ def seen_blocks(lengths: list[int], parents: list[int], window: int | None) -> t
 
 
 def spans(start: int, end: int, offset: int) -> tuple[slice, Tensor, Tensor, Tensor]:
-    """The blocks that tokens `start` to `end` - 1 of a pack fall into, the first and last position that each has of them,
-    and whether it has no other tokens. `offset` is the position of the first token."""
+    """Returns the blocks that tokens `start` to `end` - 1 of a pack fall into, the first and last position that each has.
+
+    Also whether a block has no other tokens. `offset` is the position of the first token.
+    """
     blocks = torch.arange(start // BLOCK, -(-end // BLOCK))
     first, last = (blocks * BLOCK).clamp(min=start), (blocks * BLOCK + BLOCK).clamp(max=end)
     position = offset - start

@@ -2,7 +2,7 @@
 
 
 def heads_divide(heads: int, kv_heads: int, parts: int) -> bool:
-    """True for so many parts. Heads of keys and values are repeated where there are too few."""
+    """Returns True if heads divide into this many parts. Heads of keys and values are repeated where there are too few."""
     return heads % parts == 0 and (kv_heads % parts == 0 or parts % kv_heads == 0)
 
 

@@ -2,8 +2,8 @@
 
 Linear layers see the flat tokens of a pack; only modules that mix tokens need to know where sequences end. For these,
 pieces of similar length are copied into a small padded block, which is computed as a batch, and the padding is dropped
-again. Padding comes after a piece, so a causal module never brings it to a real token. A piece that continues a prompt
-begins with a copy of it.
+again. Padding comes after a piece, so a causal module never brings it to a real token. A piece that continues others
+begins with a copy of them.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,16 @@ from rlsys.forward.flash import RaggedKeys, ragged_keys
 from rlsys.forward.flex import Paths, build_paths
 from rlsys.forward.sequence_parallel import ALONE, SequenceGroup
 from rlsys.forward.transfer import to_device
+from rlsys.types import path_to, prefixes
 
 MAX_LENGTH_RATIO = 1.25  # longest piece of a block over its shortest: at most a fifth of a block is padding
 
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """Rows `first_row` to `end_row` - 1 of a block continue the same piece, which begins at `start` in the pack."""
+    """Rows `first_row` to `end_row` - 1 of a block continue the same pieces, which lie at `spans` in the pack."""
 
-    start: int
+    spans: tuple[tuple[int, int], ...]  # (start, end) of each, the first one first
     first_row: int
     end_row: int
 
@@ -48,7 +49,7 @@ class AttentionBlock:
         return self.causal_mask() if self.prefix else None
 
     def causal_mask(self) -> Tensor:
-        """Each query sees its own key and all before it."""
+        """Lets each query see its own key and all before it."""
         keys = self.tokens.shape[1]
         mask = torch.ones(keys - self.prefix, keys, dtype=torch.bool, device=self.tokens.device)
         return mask.tril(self.prefix)
@@ -74,7 +75,8 @@ def build_layout(
     """Lays the pieces of a pack out in blocks. `lengths` and `parents` as in `Pack`."""
     starts = torch.tensor([0, *lengths[:-1]]).cumsum(0).tolist()
     blocks, cell_of_token, offset = [], torch.empty(sum(lengths), dtype=torch.long), 0
-    for pieces in group_similar(lengths, parents):
+    before = prefixes(lengths, parents)
+    for pieces in group_similar(lengths, before):
         longest = lengths[pieces[0]]
         pieces.sort(key=lambda i: (parents[i], i))
         column, length = torch.arange(longest)[None], torch.tensor([lengths[i] for i in pieces])[:, None]
@@ -82,37 +84,35 @@ def build_layout(
         real = column < length  # not padding
         cell_of_token[tokens[real]] = offset + torch.arange(real.numel()).view_as(real)[real]
         offset += real.numel()
-        if prefix := prefix_length(lengths, parents[pieces[0]]):
-            blocks.append(prefixed_block(tokens, prefix, [starts[parents[i]] for i in pieces], device))
+        if before[pieces[0]]:
+            paths = [tuple((starts[p], starts[p] + lengths[p]) for p in path_to(parents, i)) for i in pieces]
+            blocks.append(prefixed_block(tokens, before[pieces[0]], paths, device))
         else:
             blocks.append(AttentionBlock(to_device(tokens, device), 0, []))
     ragged = ragged_keys(lengths, parents, device) if torch.device(device).type == "cuda" else None
     return Layout(blocks, to_device(cell_of_token, device), lengths, parents, ragged, group)
 
 
-def group_similar(lengths: list[int], parents: list[int]) -> list[list[int]]:
+def group_similar(lengths: list[int], before: list[int]) -> list[list[int]]:
     """Groups pieces with prefixes of the same length and with similar lengths, each group's longest piece first."""
-    prefixes = [prefix_length(lengths, parent) for parent in parents]
     groups: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: (prefixes[i], -lengths[i])):
+    for i in sorted(range(len(lengths)), key=lambda i: (before[i], -lengths[i])):
         first = groups[-1][0] if groups else i
-        if groups and prefixes[first] == prefixes[i] and lengths[first] <= lengths[i] * MAX_LENGTH_RATIO:
+        if groups and before[first] == before[i] and lengths[first] <= lengths[i] * MAX_LENGTH_RATIO:
             groups[-1].append(i)
         else:
             groups.append([i])
     return groups
 
 
-def prefix_length(lengths: list[int], parent: int) -> int:
-    return 0 if parent < 0 else lengths[parent]
-
-
-def prefixed_block(tokens: Tensor, prefix: int, starts: list[int], device: torch.device | str) -> AttentionBlock:
-    """Puts `prefix` tokens in front of each row of `tokens` [n, L]; that of row i begins at `starts[i]` in the pack."""
-    tokens = torch.cat([torch.tensor(starts)[:, None] + torch.arange(prefix), tokens], 1)
-    rows = [starts.index(start) for start in dict.fromkeys(starts)]
-    shared = [SharedPrefix(starts[row], row, end) for row, end in zip(rows, [*rows[1:], len(starts)], strict=True)]
-    return AttentionBlock(to_device(tokens, device), prefix, shared)
+def prefixed_block(
+    tokens: Tensor, prefix: int, paths: list[tuple[tuple[int, int], ...]], device: torch.device | str
+) -> AttentionBlock:
+    """Puts `prefix` tokens in front of each row of `tokens` [n, L]; those of row i lie at the spans `paths[i]` of the pack."""
+    rows = [paths.index(path) for path in dict.fromkeys(paths)]
+    shared = [SharedPrefix(paths[row], row, end) for row, end in zip(rows, [*rows[1:], len(paths)], strict=True)]
+    before = [torch.cat([torch.arange(*span) for span in s.spans]).expand(s.end_row - s.first_row, -1) for s in shared]
+    return AttentionBlock(to_device(torch.cat([torch.cat(before), tokens], 1), device), prefix, shared)
 
 
 # --- between pack and blocks ------------------------------------------------------------------------------------------
@@ -140,8 +140,10 @@ class PackToBlocks(torch.autograd.Function):
         if ctx.with_prefix:
             for block, g in zip(blocks, grads, strict=True):
                 for shared in block.shared_prefixes:
-                    rows = g[shared.first_row : shared.end_row, : block.prefix]
-                    grad[shared.start : shared.start + block.prefix] += rows.sum(0)
+                    total, at = g[shared.first_row : shared.end_row, : block.prefix].sum(0), 0
+                    for start, end in shared.spans:
+                        grad[start:end] += total[at : at + end - start]
+                        at += end - start
         return grad, None, None
 
 

@@ -27,7 +27,7 @@ class LogitTransform:
         return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
 
     def slope(self, transformed: Tensor) -> Tensor | float | None:
-        """d transformed / d logits. None: 1."""
+        """Returns d transformed / d logits. None: 1."""
         if self.cap is None:
             return None if self.scale == 1 else self.scale
         slope = (transformed / self.cap).square_().neg_().add_(1)

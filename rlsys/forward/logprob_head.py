@@ -44,7 +44,7 @@ class LogprobHead(nn.Linear):
         return ChunkedLogprobs.apply(hidden, weight, targets, *options, slopes)
 
     def factors(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The hidden states and the weight, whose product the logits are."""
+        """Returns the hidden states and the weight, whose product the logits are."""
         return (hidden.float(), self.weight.float()) if self.in_float32 else (hidden, self.weight)
 
 
@@ -137,11 +137,11 @@ class Chunks:
     transform: LogitTransform
 
     def parts(self) -> list[slice]:
-        """At least one, so that every rank of ZeRO 3 uses the weight."""
+        """Returns at least one, so that every rank of ZeRO 3 uses the weight."""
         return [slice(start, start + self.size) for start in range(0, max(len(self.hidden), 1), self.size)]
 
     def log_softmax(self, part: slice, for_gradient: bool) -> tuple[Tensor, Tensor | float | None]:
-        """The log-probs of all tokens [k, V], and how steep the model's change of its logits is there; None: 1."""
+        """Returns the log-probs of all tokens [k, V], and how steep the model's change of its logits is there; None: 1."""
         logits = self.transform.apply_(self.linear(self.hidden[part], self.weight).float())
         slope = self.transform.slope(logits) if for_gradient else None
         return log_softmax_(exclude(divide_(logits, self.temperature), self.excluded, part)), slope
@@ -155,7 +155,7 @@ class Chunks:
         grad: Tensor,
         grad_entropy: Tensor | None,
     ) -> Tensor:
-        """The gradient of a chunk's logits. It takes the memory of `log_p`.
+        """Returns the gradient of a chunk's logits. It takes the memory of `log_p`.
 
         With p the softmax and H its entropy, d logprob / d logits = onehot(target) - p,  d H / d logits = -p (log p + H).
         """
@@ -176,7 +176,7 @@ class HeadGradients:
     """The gradients of hidden states and weight, from those of logits."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, trained: bool):
-        """`trained`: the weight is, so that it has a gradient."""
+        """Gives the weight a gradient if it is `trained`."""
         self.inputs, self.trained = (hidden, weight), trained
         self.hidden = torch.empty_like(hidden)
         self.weight: Tensor | None = None
@@ -192,19 +192,19 @@ class HeadGradients:
 
 
 def one_if_same(grad: Tensor | None, slopes_used: Tensor) -> Tensor:
-    """1 for each gradient that is the one told before, else NaN: then the update is skipped, and the run says so."""
+    """Returns 1 for each gradient that is the one told before, else NaN: then the update is skipped, and the run says so."""
     grad = torch.zeros_like(slopes_used) if grad is None else grad
     return torch.where((grad - slopes_used).abs() <= SAME_SLOPE * slopes_used.abs(), 1.0, torch.nan).to(grad.dtype)
 
 
 def entropies_of(log_p: Tensor) -> Tensor:
-    """-Σ p log p of each row, with little more in memory at a time.  [k, V] -> [k]"""
+    """Returns -Σ p log p of each row, with little more in memory at a time.  [k, V] -> [k]"""
     rows = log_p.split(max(len(log_p) // 8, 1))
     return torch.cat([-r.exp().mul_(r).sum(-1) for r in rows])
 
 
 def add_(total: Tensor | None, part: Tensor) -> Tensor:
-    """The sum in float32. A GPU converts while it adds, and makes no copy."""
+    """Adds in float32. A GPU converts while it adds, and makes no copy."""
     return part.float() if total is None else total.add_(part)
 
 

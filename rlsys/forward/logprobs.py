@@ -52,7 +52,7 @@ class PackedLogprobs(nn.Module):
         return self.lm.get_decoder()
 
     def forward(self, pack: Pack, plain: bool = False, slopes: Slopes | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probs [K] of a pack's targets, and entropies [K] of their distributions ([0] while gradients are off).
+        """Returns the log-probs [K] of a pack's targets, and entropies [K] of their distributions ([0] while gradients are off).
 
         `plain`: from the logits that the model itself computes, without entropies. `slopes`: see `ChunkedLogprobs`.
         """

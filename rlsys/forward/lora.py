@@ -39,12 +39,12 @@ class LoraLinear(nn.Linear):
         return exact.linear(input, weight, self.bias) if self.exact else F.linear(input, weight, self.bias)
 
     def merged(self) -> Tensor:
-        """The weight that the layer computes with.  [out, in]"""
+        """Returns the weight that the layer computes with.  [out, in]"""
         return merge(self.weight.detach(), self.lora_A.detach(), self.lora_B.detach(), self.scale, self.format)
 
 
 def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float, format: torch.dtype) -> Tensor:
-    """round(W + s B A), in W's own number format.  [out, in], [rank, in], [out, rank] -> [out, in]"""
+    """Returns round(W + s B A), in W's own number format.  [out, in], [rank, in], [out, rank] -> [out, in]"""
     # Copies begin at an aligned address. A matrix library may sum in another order where a matrix begins elsewhere.
     update = b.to(torch.float32, copy=True) @ a.to(torch.float32, copy=True)
     return update.mul_(scale).add_(weight).to(format).to(weight.dtype)
@@ -62,7 +62,7 @@ def lora_linear(
     format: torch.dtype,
     exact_: bool,
 ) -> Tensor:
-    """x W'ᵀ + bias.  [..., in] -> [..., out]"""
+    """Returns x W'ᵀ + bias.  [..., in] -> [..., out]"""
     linear = exact.linear if exact_ else F.linear
     return linear(x, merge(weight, a, b, scale, format), bias)
 
@@ -78,7 +78,7 @@ def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None
 
 
 def lora_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """With G the gradient of W', dB = s G Aᵀ and dA = s Bᵀ G. G = gradientᵀ x itself is never computed."""
+    """Computes, with G the gradient of W', dB = s G Aᵀ and dA = s Bᵀ G. G = gradientᵀ x itself is never computed."""
     x, weight, a, b = ctx.saved_tensors
     grad_x = None
     if ctx.needs_input_grad[0]:
@@ -119,7 +119,7 @@ def add_adapters(
 
 
 def find_targets(lm: Any, targets: Sequence[str]) -> dict[str, Any]:
-    """The layers that `targets` name, each by its name or the last parts of it. Raises if a target matches nothing."""
+    """Returns the layers that `targets` name, each by its name or the last parts of it. Raises if a target matches nothing."""
     head = lm.get_output_embeddings()
     linear = {n: m for n, m in lm.named_modules() if isinstance(m, nn.Linear) and m is not head}
     chosen = {n: m for n, m in linear.items() if ALL_LINEAR in targets or any(is_named(n, t) for t in targets)}
@@ -148,19 +148,19 @@ def adapted_layers(lm: nn.Module) -> dict[str, LoraLinear]:
 
 
 def is_adapter(parameter: str) -> bool:
-    """True for the name of an A or a B."""
+    """Returns True for the name of an A or a B."""
     return parameter.rpartition(".")[2] in MATRICES
 
 
 def trained_parameters(lm: nn.Module) -> dict[str, nn.Parameter]:
-    """What updates change: the adapters, or without any all parameters."""
+    """Returns what updates change: the adapters, or without any all parameters."""
     parameters = dict(lm.named_parameters())
     return {name: p for name, p in parameters.items() if is_adapter(name)} or parameters
 
 
 @contextmanager
 def without_adapters(lm: nn.Module) -> Iterator[None]:
-    """The model computes as it did at step 0, with s = 0."""
+    """Lets the model compute as it did at step 0, with s = 0."""
     layers = adapted_layers(lm).values()
     for layer in layers:
         layer.adapted = False

@@ -63,7 +63,7 @@ def run_on_blocks(forward: Callable[..., Any], context: PackContext) -> Callable
 
 
 def find_mixers(decoder: Any) -> set[type[nn.Module]]:
-    """The classes of the innermost modules that carry something from one sequence of a pack into the next.
+    """Returns the classes of the innermost modules that carry something from one sequence of a pack into the next.
 
     Two sequences go through the decoder. Each kind of module is then run again on what it was given, with other values
     in the first sequence. Packed attention keeps sequences apart, so what changes in the second has leaked.
@@ -113,7 +113,7 @@ def refuse_inconsistent(decoder: Any) -> None:
 
 
 def run_probe(decoder: Any) -> Tensor:
-    """The last hidden states of two equal sequences in a pack."""
+    """Returns the last hidden states of two equal sequences in a pack."""
     device = next(decoder.parameters()).device
     positions = torch.arange(PROBE_TOKENS, device=device).repeat(2)[None]
     tokens = positions % decoder.get_input_embeddings().num_embeddings
@@ -135,7 +135,7 @@ def differ(first: Tensor, second: Tensor) -> bool:
 
 
 def first_hidden_states(values: tuple[Any, ...]) -> Tensor | None:
-    """The first tensor [1, T, D] with D numbers for each token."""
+    """Returns the first tensor [1, T, D] with D numbers for each token."""
     floats = (v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.dim() == 3)
     return next((v for v in floats if v.shape[0] == 1), None)
 

@@ -33,12 +33,12 @@ class SequenceGroup:
         return -(-tokens // self.ranks)
 
     def own_tokens(self, column: NDArray[Any]) -> NDArray[Any]:
-        """This rank's share of a pack's tokens or positions, padded with 0.  [T] -> [share]"""
+        """Returns this rank's share of a pack's tokens or positions, padded with 0.  [T] -> [share]"""
         length = self.share_length(len(column))
         return np.pad(column, (0, length * self.ranks - len(column)))[self.rank * length :][:length]
 
     def own_targets(self, logit_positions: NDArray[Any], tokens: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The targets that this rank's tokens predict, and the places of these tokens in its share.  [K] -> [k] twice"""
+        """Returns the targets that this rank's tokens predict, and the places of these tokens in its share.  [K] -> [k] twice"""
         length = self.share_length(tokens)
         places = logit_positions - self.rank * length
         own = np.flatnonzero((places >= 0) & (places < length))

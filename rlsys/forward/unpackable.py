@@ -26,7 +26,7 @@ def refusing_unpackable(path: str, family: str, *errors: type[Exception]) -> Ite
 
 
 def describe(error: Exception) -> str:
-    """What a layer says, or which layer raised an error that was not meant for readers."""
+    """Returns what a layer says, or which layer raised an error that was not meant for readers."""
     text = str(error).partition("\n")[0].rstrip(".")
     if isinstance(error, ValueError):
         return text

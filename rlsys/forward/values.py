@@ -21,13 +21,13 @@ class PackedValues(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, pack: Pack, states: bool = False) -> Tensor:
-        """Values [K] before each of a pack's targets, in single precision. `states`: the head's input [K, D] instead."""
+        """Returns values [K] before each of a pack's targets, in single precision. `states`: the head's input [K, D] instead."""
         own = run_decoder(self.decoder, pack, self.head.weight.device)
         return own.gather(own.hidden.float() if states else self.head(own.hidden)[:, 0].float())
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, *, clip: float = 0.2) -> Tensor:
-    """½ max((v - R)², (clip(v, old - clip, old + clip) - R)²).  [T], [T], [T] -> [T]
+    """Returns ½ max((v - R)², (clip(v, old - clip, old + clip) - R)²).  [T], [T], [T] -> [T]
 
     `old` is the estimate that `returns` were computed from. A value that has moved by `clip` towards its return learns
     nothing more from this batch. A clip of 0 means no clip.

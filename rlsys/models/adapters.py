@@ -1,4 +1,4 @@
-"""Reads the configuration of a LoRA adapter that PEFT or a checkpoint of ours has written. The weights are beside it."""
+"""Reads the configuration of a LoRA adapter that PEFT or a checkpoint of ours has written. The weights are in the same folder."""
 
 import json
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from rlsys.models.shapes import ModelShape
 
 KERNEL_TOKENS = 16  # a block's tokens are a multiple of this
 STATES = 2  # of a sequence, in each layer with a mixer: vLLM keeps the last one for the prefix cache
-SIMILAR = 1.5  # so many times the layers of one kind: both kinds are one group each
+SIMILAR = 1.5  # below this ratio of layers of both kinds, each kind is one group
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CacheBlocks:
         return self.attention * math.ceil(tokens / self.tokens) + self.mixers * STATES
 
     def most_sequences(self, cache: float) -> int:
-        """Sequences that can be decoded at the same time in a cache of so many bytes: each needs a block of each group.
+        """Returns how many sequences can be decoded at the same time in a cache, in bytes: each needs a block of each group.
 
         vLLM does not start with CUDA graphs for more sequences than there are blocks.
         """
@@ -35,12 +35,12 @@ class CacheBlocks:
 
 
 def cache_parts(model: ModelShape, gpus: int) -> int:
-    """Among how many of an engine's GPUs keys and values are divided: a head of keys is not, and latent ones are not."""
+    """Returns over how many of an engine's GPUs keys and values are divided. A single head is not divided, nor are latent keys."""
     return 1 if model.latent else min(gpus, max(model.kv_heads, 1))
 
 
 def cache_blocks(model: ModelShape, width: int, gpus: int) -> CacheBlocks:
-    """As many tokens in a block as make keys and values take as much as a state. Numbers have `width` bytes."""
+    """Chooses the tokens of a block so that its keys and values are as large as a state. Numbers have `width` bytes."""
     assert model.mixer
     state, token = model.mixer.state_bytes(width) / gpus, model.cached_width * width / cache_parts(model, gpus)
     tokens = KERNEL_TOKENS * max(math.ceil(state / (KERNEL_TOKENS * token)), 1)
@@ -50,6 +50,6 @@ def cache_blocks(model: ModelShape, width: int, gpus: int) -> CacheBlocks:
 
 
 def group_size(first: int, second: int) -> int:
-    """Layers of a group, for a model with so many layers of two kinds."""
+    """Returns how many layers a group has, for a model with layers of two kinds."""
     fewer, more = sorted((first, second))
     return more if not fewer or more < SIMILAR * fewer else fewer

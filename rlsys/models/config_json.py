@@ -74,7 +74,7 @@ def kinds_of_layers(s: dict[str, Any], family: Family) -> list[str]:
 
 
 def window_of_model(s: dict[str, Any], family: Family) -> int:
-    """Tokens that a layer with a sliding window sees; 0: no layer has one."""
+    """Returns how many tokens a layer with a sliding window sees; 0: no layer has one."""
     if not s.get("use_sliding_window", not family.window_off):
         return 0
     return int(s.get("sliding_window", family.window) or 0)
@@ -100,11 +100,11 @@ def limits_from_config(settings: dict[str, Any]) -> ModelLimits:
 
 
 def context_from_config(settings: dict[str, Any]) -> int:
-    """The longest sequence, in tokens, that a model with this config.json can be trained on; 0 if it does not say.
+    """Returns the longest sequence, in tokens, that a model with this config.json can be trained on; 0 if it does not say.
 
-    At most its window, for families that hand this to attention as a mask, because packed attention has no mask, or whose
-    window engines see otherwise. And at most what it was trained on before LongRoPE, whose positions then depend on the
-    longest sequence of a pack.
+    If a family gives attention its window as a mask, the limit is the window, because packed attention has no mask. The
+    same holds if engines see its window otherwise. With LongRoPE the limit is the length before it, because positions
+    then depend on the longest sequence of a pack.
     """
     s = settings.get("text_config") or settings
     limits = [int(s.get("max_position_embeddings") or s.get("n_positions") or 0), length_before_longrope(s)]
@@ -114,7 +114,7 @@ def context_from_config(settings: dict[str, Any]) -> int:
 
 
 def length_before_longrope(settings: dict[str, Any]) -> int:
-    """0 for a model without LongRoPE."""
+    """Returns 0 for a model without LongRoPE."""
     options = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     for rope in (options, *(o for o in options.values() if isinstance(o, dict))):  # or by type of layer
         if (rope.get("rope_type") or rope.get("type")) in ("longrope", "su"):
@@ -124,7 +124,7 @@ def length_before_longrope(settings: dict[str, Any]) -> int:
 
 
 def head_size_from_config(settings: dict[str, Any]) -> int:
-    """Numbers in a query of one attention head; 0 if the config.json does not say, or has latent attention."""
+    """Returns how many numbers a query of one attention head has; 0 if the config.json does not say, or has latent attention."""
     s = settings.get("text_config", settings)
     heads = int(s.get("num_attention_heads") or 0)
     if not heads or s.get("kv_lora_rank"):

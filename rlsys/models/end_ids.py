@@ -6,13 +6,13 @@ from rlsys.config.schema import Config
 
 
 def read_end_ids(model: str, tokenizer: Any, config: Config) -> list[int]:
-    """All tokens that end a completion: of the tokenizer, of generation_config.json, and rollout.stop_token_ids."""
+    """Returns all tokens that end a completion: of the tokenizer, of generation_config.json, and rollout.stop_token_ids."""
     ids = model_end_ids(model, tokenizer, config.model.trust_remote_code)
     return sorted({*ids, *config.rollout.stop_token_ids})
 
 
 def model_end_ids(model: str, tokenizer: Any, trust_remote_code: bool = False) -> set[int]:
-    """The tokens that end a completion by the tokenizer and generation_config.json."""
+    """Returns the tokens that end a completion by the tokenizer and generation_config.json."""
     from transformers import AutoConfig, GenerationConfig
 
     try:

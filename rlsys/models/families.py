@@ -31,7 +31,7 @@ class Family:
     attention_names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")  # of two: q, k and v are one matrix
     attention_bias: Literal["none", "all", "qkv"] = "none"  # unless attention_bias says. "qkv": always, and no other
     qk_norm: Literal["none", "each head", "all heads"] = "none"
-    gates_attention: bool = False  # by as many numbers as queries have
+    gates_attention: bool = False  # by one number for each number of a query
     soft_caps: bool = False  # of scores and logits, unless *_logit_softcapping says
     sinks: bool = False
     layer_norms: int = 2  # of a layer's hidden states: before attention and MLP, or behind, or both
@@ -222,6 +222,6 @@ FAMILIES = {family.name: family for family in (*KNOWN, *(replace(other, layers_k
 
 
 def family_of(model_type: object) -> Family:
-    """The family's record; for one that is not in the table, a record that says nothing."""
+    """Returns the family's record; for one that is not in the table, a record that says nothing."""
     name = str(model_type)
     return FAMILIES.get(name) or Family(name, layers_known=False)

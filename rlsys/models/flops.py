@@ -20,7 +20,7 @@ class FlopCounter:
     window: int = 0  # tokens that such a layer sees
 
     def forward_flops(self, begin: int, end: int, outputs: int) -> float:
-        """The work of the tokens at positions begin … end - 1 of a sequence, with logits for `outputs` of them."""
+        """Returns the work of the tokens at positions begin … end - 1 of a sequence, with logits for `outputs` of them."""
         pairs = (end * (end + 1) - begin * (begin + 1)) / 2  # each token sees itself and all before it
         attention = pairs * self.flops_per_pair
         if self.window:
@@ -28,11 +28,11 @@ class FlopCounter:
         return (end - begin) * self.flops_per_token + attention + self.flops_per_output * outputs
 
     def pairs_in_window(self, tokens: int) -> float:
-        """The pairs that the first tokens of a sequence see in a layer with a window."""
+        """Returns how many pairs the first tokens of a sequence see in a layer with a window."""
         near = min(tokens, self.window)
         return near * (near + 1) / 2 + (tokens - near) * self.window
 
     def group_flops(self, prompt: int, completions: list[int]) -> float:
-        """The work to draw or score the completions of one prompt. Their last tokens are never inputs."""
+        """Returns the work to draw or score the completions of one prompt. Their last tokens are never inputs."""
         work = self.forward_flops(0, prompt, 1)
         return work + sum(self.forward_flops(prompt, prompt + n - 1, n - 1) for n in completions if n)

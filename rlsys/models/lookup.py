@@ -20,7 +20,7 @@ Value = TypeVar("Value")
 
 
 def model_shape(path: str, file: str | Path = "") -> tuple[ModelShape, str]:
-    """The shape of the model at `model.path`, and where it was found. `file` is a config.json to read instead."""
+    """Returns the shape of the model at `model.path`, and where it was found. `file` is a config.json to read instead."""
     if file:
         return _read_config_file(path, Path(file).expanduser()), str(file)
     if (shape_and_source := find_model_shape(path)) is not None:
@@ -32,7 +32,7 @@ def model_shape(path: str, file: str | Path = "") -> tuple[ModelShape, str]:
 
 
 def find_model_shape(path: str) -> tuple[ModelShape, str] | None:
-    """The shape and where it was found; None for a model that is neither on this machine nor in the table."""
+    """Returns the shape and where it was found; None for a model that is neither on this machine nor in the table."""
     if (file := find_config_file(path)) is not None:
         return _read_config_file(path, file), str(file)
     if (shape := look_up_shape(path)) is not None:
@@ -41,7 +41,7 @@ def find_model_shape(path: str) -> tuple[ModelShape, str] | None:
 
 
 def known_model_shape(path: str) -> ModelShape | None:
-    """The shape; None also for a model whose architecture is not known."""
+    """Returns the shape; None also for a model whose architecture is not known."""
     with contextlib.suppress(ConfigError):
         if (shape_and_source := find_model_shape(path)) is not None:
             return shape_and_source[0]
@@ -56,12 +56,12 @@ def known_flop_counter(settings: dict[str, Any]) -> FlopCounter | None:
 
 
 def limits_of_model(path: str) -> ModelLimits:
-    """By the model's config.json, if it is on this machine."""
+    """Reads the model's config.json, if it is on this machine."""
     return read_from_config(path, limits_from_config, ModelLimits())
 
 
 def problem_of_model(path: str, device: str, verify: bool) -> str:
-    """Why the model cannot be trained, by its config.json; empty if nothing is known. `verify`: sync.verify."""
+    """Returns why the model cannot be trained, by its config.json; empty if nothing is known. `verify`: sync.verify."""
     return read_from_config(path, partial(model_problem, device=device, verify=verify), "")
 
 
@@ -70,7 +70,7 @@ def architecture_problem_of_model(path: str) -> str:
 
 
 def read_from_config(path: str, read: Callable[[dict[str, Any]], Value], unknown: Value) -> Value:
-    """What the model's config.json says; `unknown` if it is not on this machine, or cannot be read."""
+    """Returns what the model's config.json says; `unknown` if it is not on this machine, or cannot be read."""
     if (file := find_config_file(path)) is None:
         return unknown
     try:
@@ -80,7 +80,7 @@ def read_from_config(path: str, read: Callable[[dict[str, Any]], Value], unknown
 
 
 def pairs_per_token(path: str) -> float:
-    """Pairs of query and key that are as much work as one token's linear layers in the model at `model.path`."""
+    """Returns how many pairs of query and key are as much work as one token's linear layers in the model at `model.path`."""
     try:
         counter = model_shape(path)[0].flop_counter
     except ConfigError:
@@ -100,13 +100,13 @@ def _read_config_file(name: str, file: Path) -> ModelShape:
 
 
 def find_config_file(path: str) -> Path | None:
-    """The config.json of a model directory, or of a hub name that was downloaded before."""
+    """Returns the config.json of a model directory, or of a hub name that was downloaded before."""
     file = Path(path).expanduser() / "config.json"
     return file if file.is_file() else find_cached_config(path)
 
 
 def find_cached_config(name: str) -> Path | None:
-    """The newest config.json of a hub name in the local cache."""
+    """Returns the newest config.json of a hub name in the local cache."""
     folder, _ = hub_cache()
     snapshots = folder / f"models--{name.replace('/', '--')}" / "snapshots"
     files = sorted(snapshots.glob("*/config.json"), key=lambda p: p.stat().st_mtime)

@@ -21,7 +21,7 @@ class Mixer:
     name: str
     linear: Sizes
     others: int  # parameters that are not in linear layers
-    flops: float  # of a token, beside the linear layers
+    flops: float  # of a token, without the linear layers
     heads: int  # among which an engine with tensor parallelism divides it
     kept: int  # inputs of its convolution that an engine keeps
     state: int  # numbers of its state
@@ -33,12 +33,11 @@ class Mixer:
         return self.others + sum(inputs * outputs for _, inputs, outputs in self.linear)
 
     def state_bytes(self, width: int) -> int:
-        """Bytes that an engine keeps of a sequence in a layer."""
         return self.kept * width + self.state * (self.state_width or width)
 
 
 def gated_delta_net(s: dict[str, Any], fused: bool = False) -> Mixer:
-    """Yang et al. 2024, arXiv 2412.06464, as Qwen3.5 has it, or `fused`, as Qwen3-Next does."""
+    """Describes the layer of Yang et al. 2024, arXiv 2412.06464, as Qwen3.5 has it, or `fused`, as Qwen3-Next does."""
     hidden, kernel = int(s["hidden_size"]), int(s.get("linear_conv_kernel_dim", 4))
     key_heads, value_heads = int(s.get("linear_num_key_heads", 16)), int(s.get("linear_num_value_heads", 32))
     key_dim, value_dim = int(s.get("linear_key_head_dim", 128)), int(s.get("linear_value_head_dim", 128))
@@ -71,7 +70,7 @@ def gated_delta_net(s: dict[str, Any], fused: bool = False) -> Mixer:
 
 
 def mamba2(s: dict[str, Any], falcon: bool = False) -> Mixer:
-    """Dao and Gu 2024, arXiv 2405.21060, as Granite 4 and Falcon-H1 have it."""
+    """Describes the layer of Dao and Gu 2024, arXiv 2405.21060, as Granite 4 and Falcon-H1 have it."""
     hidden, kernel = int(s["hidden_size"]), int(s.get("mamba_d_conv", 4))
     heads, groups, size = int(s["mamba_n_heads"]), int(s.get("mamba_n_groups", 1)), int(s["mamba_d_state"])
     own_width = s.get("mamba_d_ssm", 1024) if falcon else None
@@ -99,7 +98,7 @@ def mamba2(s: dict[str, Any], falcon: bool = False) -> Mixer:
 
 
 def short_convolution(s: dict[str, Any]) -> Mixer:
-    """A convolution between two gates, as LFM2 has it."""
+    """Describes a convolution between two gates, as LFM2 has it."""
     hidden, kernel = int(s["hidden_size"]), int(s.get("conv_L_cache", 3))
     return Mixer(
         "short convolutions",

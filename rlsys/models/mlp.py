@@ -9,7 +9,7 @@ def stated_width(s: Settings) -> int:
 
 
 def adjusted_width(s: Settings) -> int:
-    """Two thirds of what is stated, rounded up, as LFM2 has it."""
+    """Returns two thirds of what is stated, rounded up, as LFM2 has it."""
     width = stated_width(s)
     if not s.get("block_auto_adjust_ff_dim", True):
         return width
@@ -44,7 +44,7 @@ def first_dense_layers(s: Settings) -> int:
 
 
 def gated_mlp(names: tuple[str, ...], hidden: int, width: int, layers: int) -> list[Matrix]:
-    """Its matrices: of two names, the first is gate and up in one."""
+    """Returns its matrices: of two names, the first is gate and up in one."""
     *inputs, output = names
     outputs = width if len(inputs) == 2 else 2 * width
     return [*(Matrix(name, hidden, outputs, layers) for name in inputs), Matrix(output, width, hidden, layers)]

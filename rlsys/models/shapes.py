@@ -185,25 +185,25 @@ class ModelShape:
         return max(self.embedding_parameters, experts, *(matrix.size for matrix in self.linear_layers))
 
     def kv_bytes_per_token(self, width: int) -> int:
-        """Bytes of a token's keys and values in all layers, in numbers of `width` bytes."""
+        """Returns the bytes of a token's keys and values in all layers, in numbers of `width` bytes."""
         return self.attention_layers * self.cached_width * width
 
     def cached_bytes(self, tokens: float, width: int) -> float:
-        """Bytes of a sequence's keys, values and states that its next token is computed from."""
+        """Returns the bytes of a sequence's keys, values and states that its next token is computed from."""
         full = self.attention_layers - self.windowed_layers
         seen = full * tokens + self.windowed_layers * min(tokens, self.window)
         states = self.mixer_layers * self.mixer.state_bytes(width) if self.mixer else 0
         return seen * self.cached_width * width + states
 
     def parameters_read(self, sequences: float) -> float:
-        """Parameters that some of so many tokens pass, if each chooses its experts at random."""
+        """Returns how many parameters some of this many tokens pass, if each chooses its experts at random."""
         if not self.experts:
             return float(self.parameters)
         idle = self.experts * (1 - self.active_experts / self.experts) ** sequences
         return self.parameters - self.expert_layers * idle * self.expert_parameters
 
     def can_split(self, parts: int) -> bool:
-        """True if vLLM can split the model into so many parts."""
+        """Returns True if vLLM can split the model into this many parts."""
         widths = [self.intermediate, self.dense_intermediate, self.mixer.heads if self.mixer else 0]
         return heads_divide(self.heads, self.kv_heads, parts) and not any(width % parts for width in widths)
 
@@ -224,7 +224,7 @@ class ModelShape:
 
 
 def can_share_packs(shape: ModelShape, ranks: int) -> bool:
-    """True if `policy.sequence_parallel` may be so many: ranks exchange heads of attention, and mixers have none."""
+    """Returns True if ranks can share packs: they exchange heads of attention, and mixers have none."""
     return ranks == 1 or (not shape.mixer and heads_divide(shape.heads, shape.kv_heads, ranks))
 
 

@@ -16,7 +16,7 @@ HEAD_SIZES = ("head_dim", "global_head_dim", "swa_head_dim")  # of all layers, o
 
 
 def model_problem(settings: dict[str, Any], device: str, verify: bool) -> str:
-    """Why a model with this config.json cannot be trained on this device, and a way out; empty if nothing is known.
+    """Returns why a model with this config.json cannot be trained on this device, and a way out; empty if nothing is known.
 
     `verify`: sync.verify.
     """
@@ -36,7 +36,7 @@ def model_problem(settings: dict[str, Any], device: str, verify: bool) -> str:
 
 
 def architecture_problem(settings: dict[str, Any]) -> str:
-    """Why a model with this config.json is neither trained nor used as a reference, on any device.
+    """Returns why a model with this config.json is neither trained nor used as a reference, on any device.
 
     Models that take images or sound have another class in the engines, with other names of weights.
     """
@@ -59,7 +59,7 @@ def architecture_problem(settings: dict[str, Any]) -> str:
 
 
 def quantization(settings: dict[str, Any]) -> str:
-    """How the weights were quantized; empty if they were not."""
+    """Returns how the weights were quantized; empty if they were not."""
     for part in (settings, settings.get("text_config")):
         if isinstance(part, dict) and (options := part.get("quantization_config")):
             return str(options.get("quant_method", "unknown method")) if isinstance(options, dict) else str(options)
@@ -87,7 +87,7 @@ def cpu_problem(s: dict[str, Any], family: Family) -> str:
 
 
 def head_sizes(s: dict[str, Any]) -> list[int]:
-    """Numbers in a query of one attention head, in all layers and in some; none if the config.json does not say."""
+    """Returns how many numbers a query of one attention head has, in all layers and in some; none if the config.json does not say."""
     heads = int(s.get("num_attention_heads") or 0)
     if not heads or s.get("kv_lora_rank"):
         return []

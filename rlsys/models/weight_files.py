@@ -10,7 +10,7 @@ MAX_HEADER = 100_000_000  # bytes, the format's own limit
 
 
 def weight_file_problems(folder: Path) -> Iterator[str]:
-    """A sentence for each file that is missing, truncated or damaged, or that lacks what the index says it holds.
+    """Returns a sentence for each file that is missing, truncated or damaged, or that lacks what the index says it holds.
 
     Directories with weights in another format, or with none, are not checked.
     """
@@ -34,7 +34,7 @@ def weight_file_problems(folder: Path) -> Iterator[str]:
 
 
 def expected_names(folder: Path) -> dict[str, list[str]]:
-    """The files with weights, and the tensors that the index promises in each."""
+    """Returns the files with weights, and the tensors that the index promises in each."""
     if (folder / SINGLE).exists() or not (folder / INDEX).exists():
         return {SINGLE: []} if (folder / SINGLE).exists() else {}
     names_by_file: dict[str, list[str]] = {}
@@ -62,7 +62,7 @@ def read_header(file: Path) -> dict[str, Any]:
 
 
 def find_weight_file(folder: Path, name: str) -> Path:
-    """The file that holds a tensor, or the directory if it is stored under another name."""
+    """Returns the file that holds a tensor, or the directory if it is stored under another name."""
     for file in expected_names(folder):
         if name in read_header(folder / file):
             return folder / file

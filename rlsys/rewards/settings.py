@@ -18,8 +18,8 @@ class RewardSettings:
     functions: FunctionSets
     timeout_s: float
     memory_mb: int
-    batch: int
-    concurrency: int
+    batch: int = 32  # most samples that a batched function gets at once
+    concurrency: int = 64  # samples that a process's async functions judge at the same time, roughly
     start_timeout_s: float = 300.0  # for importing the functions, or loading a model
     keep_spare: bool = True  # whether a second process is kept ready
     workers: int = 1
@@ -45,7 +45,7 @@ def reward_services(config: Config) -> list[RewardSettings]:
         for name, source in (*config.data.train.items(), *config.eval.datasets.items())
         if source.reward
     }
-    common = RewardSettings(sets, r.timeout_s, r.memory_mb, r.batch, r.concurrency, config.cluster.start_timeout_s)
+    common = RewardSettings(sets, r.timeout_s, r.memory_mb, start_timeout_s=config.cluster.start_timeout_s)
     own = select_functions(sets, lambda f: f.function != "model")
     engines = {name: model.engines for name, model in config.models.items()}
     pool = replace(common, functions=own, workers=r.workers, models=engines)
@@ -60,7 +60,7 @@ def reward_services(config: Config) -> list[RewardSettings]:
                 functions=select_functions(sets, lambda g, f=f: g.function == "model" and g.options == f.options),  # type: ignore[misc]
                 memory_mb=0,
                 keep_spare=False,
-                batch=f.options.get("batch", r.batch),
+                batch=f.options.get("batch", common.batch),
                 gpus=f.options.get("gpus", 0.0),
             )
         )

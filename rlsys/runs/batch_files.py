@@ -75,7 +75,7 @@ def read_batch(target: Path) -> Batch:
             finish,
             version,
             tuple((token, to) for token, to in changes),
-            tuple(Observation(at, np.array(observed, dtype=np.int32)) for at, observed in observations),
+            tuple(Observation(at, np.array(observed, dtype=np.int32), after) for at, observed, after in observations),
             episode and Episode(None, *episode),  # its verdict is among the batch's
         )
         for (uid, index, text, finish, version, changes, observations, episode), tokens, logprobs in zip(
@@ -101,9 +101,9 @@ def read_batch(target: Path) -> Batch:
     )
 
 
-def answers(sample: Sample) -> list[tuple[int, list[int]]]:
+def answers(sample: Sample) -> list[tuple[int, list[int], int | None]]:
     """What the environment said, as JSON has it."""
-    return [(o.at, o.tokens.tolist()) for o in sample.observations]
+    return [(o.at, o.tokens.tolist(), o.after) for o in sample.observations]
 
 
 def transcript(sample: Sample) -> tuple[list[Any], list[float]] | None:

@@ -43,7 +43,6 @@ FILES_BEFORE_CONFIG = (
 CHANGEABLE_OPTIONS = (  # may differ when a run is continued
     "run.dir",
     "run.max_restarts",
-    "run.grace_s",
     "watchdog.",
     "cluster.",
     "data.continue_final_message",  # what it changes are rows, which are compared
@@ -53,12 +52,9 @@ CHANGEABLE_OPTIONS = (  # may differ when a run is continued
     "tracking.",
     "trainer.steps",
     "trainer.max_mismatch",
-    "trainer.max_skipped",
     "reward.workers",
     "reward.timeout_s",
     "reward.memory_mb",
-    "reward.batch",
-    "reward.concurrency",
     "reward.max_failure_share",
     "dynamic_sampling.",
     "rollout.engines",
@@ -66,18 +62,13 @@ CHANGEABLE_OPTIONS = (  # may differ when a run is continued
     "rollout.kv_cache_mb",
     "rollout.max_sequences",
     "policy.lr_schedule_steps",
-    "policy.port",
     "policy.ranks",
     "policy.sequence_parallel",
     "policy.zero_stage",
-    "policy.offload_optimizer",
-    "policy.offload_params",
-    "critic.port",
+    "policy.offload",
     "critic.ranks",
     "policy.tokens_per_pack",
-    "policy.logprob_chunk",
     "policy.gradient_checkpointing",
-    "policy.offload_activations",
 )
 MOVABLE_OPTIONS = ("model.path", "reference.path", "model.adapter")  # may lead elsewhere, to the same files
 

@@ -9,12 +9,14 @@ old_logprobs token_advantages           per token: the policy's log-probs before
 changes                                 [[token, version], …]: from that token on, it was sampled from newer weights
 rewards row messages                    what reward functions ask for, so that other ones can judge the sample later
 observations                            [[place, token, …], …]: what an environment said before the token at that place
+after                                   the turn that each of these continues, -1: none; null: the one before it
 transcript turn_scores                  of an episode: its messages, and the score of each turn; null for single answers
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,6 +142,7 @@ def make_columns(batch: Batch, rows: list[SampleRow]) -> dict[str, Any]:
         "row": ([json_of[p.uid][0] for p in prompts], text),
         "messages": ([json_of[p.uid][1] for p in prompts], text),
         "observations": ([[[o.at, *o.tokens.tolist()] for o in s.observations] for s in samples], integer_lists),
+        "after": ([[o.after for o in s.observations] for s in samples], pa.list_(integer)),
         "transcript": ([s.episode and to_json(s.episode.messages) for s in samples], text),
         "turn_scores": ([s.episode and s.episode.turn_scores for s in samples], pa.list_(real)),
     }
@@ -192,7 +195,10 @@ def read_saved_samples(file: Path) -> Iterator[SavedSample]:
             row["finish"],
             row["version"],
             tuple((token, version) for token, version in row["changes"]),
-            tuple(Observation(at, np.array(tokens, dtype=np.int32)) for at, *tokens in row["observations"]),
+            tuple(
+                Observation(at, np.array(tokens, dtype=np.int32), after)
+                for (at, *tokens), after in zip_longest(row["observations"], row.get("after") or ())
+            ),
             row["transcript"] and Episode(None, json.loads(row["transcript"]), row["turn_scores"]),
         )
         components, failure, detail = json.loads(row["components"]), row["failure"] or "", row["detail"] or ""

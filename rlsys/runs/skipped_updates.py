@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 from rlsys.types import Batch, Metrics
 
+MAX_IN_A_ROW = 3
+
 
 class RecordEvent(Protocol):
     def __call__(self, kind: str, **fields: Any) -> None: ...
@@ -25,7 +27,6 @@ class SkippedInARow:
 class SkippedUpdates:
     """Handles skipped updates. Such an update left the weights as they were; its samples are in samples/."""
 
-    max_in_a_row: int
     record_event: RecordEvent
 
     def drop(
@@ -46,14 +47,14 @@ class SkippedUpdates:
                 "skipped update", lr=lr, sample=sample, step=step, update=number, loss=loss, grad_norm=norm
             )
             skipped = SkippedInARow(skipped.count + 1, skipped.first or f"step {step}, update {number}: {sample}")
-            if skipped.count > self.max_in_a_row:
+            if skipped.count > MAX_IN_A_ROW:
                 raise FloatingPointError(self.explain(skipped, step, lr))
         return [update for update in updates if not update["skipped"]], skipped
 
     def explain(self, skipped: SkippedInARow, step: int, lr: str) -> str:
         return (
             f"{skipped.count} updates in a row had a loss or gradient that is not finite, and were skipped; "
-            f"trainer.max_skipped is {self.max_in_a_row}. It began at {skipped.first}; the step's samples are in "
+            f"{MAX_IN_A_ROW} may be. It began at {skipped.first}; the step's samples are in "
             f"samples/step-{step:06d}.parquet. The last checkpoint is good. "
             f"A lower {lr} or policy.dtype=float32 may help."
         )

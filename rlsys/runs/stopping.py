@@ -3,9 +3,11 @@
 from rlsys.errors import StepAbandoned, WorkerLost
 from rlsys.threads import REAL, Threads
 
+GRACE_S = 25.0  # after SIGTERM, in which the current step may still finish
+
 
 class StopSignal:
-    """A signal handler calls `stop.request(25)`. The loop checks `requested`; every wait calls `raise_if_stopped`."""
+    """A signal handler calls `stop.request(GRACE_S)`. The loop checks `requested`; every wait calls `raise_if_stopped`."""
 
     def __init__(self, threads: Threads = REAL) -> None:
         self.threads = threads

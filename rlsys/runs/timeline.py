@@ -1,4 +1,4 @@
-"""The timeline: what each process of a run did, and when. A line per span of work, in a file beside the process's log.
+"""The timeline: what each process of a run did, and when. A line per span of work, in a file next to the process's log.
 
 logs/policy-0.spans     {"span": "update", "at": 1732222222.125, "s": 0.5, "packs": 3, "tokens": 4096, "pairs": 1048576}
 logs/rollout-0.spans    {"span": "generate", "at": …, "s": …, "requests": [["zigzag:17#0", 3, 0], …],

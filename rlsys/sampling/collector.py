@@ -43,7 +43,7 @@ class Collector:
     def collect(
         self, step: int | str, prompts: list[Prompt], plan: SamplingPlan, on_samples: OnSamples | None = None
     ) -> Batch:
-        """The judged completions of these prompts. Failed verdicts make a batch smaller, down to no samples at all."""
+        """Returns the judged completions of these prompts. Failed verdicts make a batch smaller, down to no samples at all."""
         return self.generate_and_judge(
             step,
             prompts,
@@ -63,7 +63,7 @@ class Collector:
         failure_score: float | None = None,
         on_samples: OnSamples | None = None,
     ) -> Batch:
-        """The judged completions of any requests for these prompts.
+        """Returns the judged completions of any requests for these prompts.
 
         Of samples with index `greedy_index` only the reward is kept. A failed verdict gets `failure_score`, or none.
         """
@@ -126,7 +126,7 @@ class Collector:
 
 
 def without_turn_scores(sample: Sample) -> Sample:
-    """A failed sample whose score is `reward.on_failure`'s: the scores of its turns are no part of it."""
+    """Leaves out the scores of turns of a failed sample, whose score is `reward.on_failure`'s."""
     if sample.episode is None:
         return sample
     return replace(sample, episode=replace(sample.episode, turn_scores=[0.0] * len(sample.episode.turn_scores)))

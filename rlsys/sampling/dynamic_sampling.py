@@ -68,14 +68,14 @@ def explain_too_few(rounds: list[Batch], step: int, informative: int, needed: in
 
 
 def first_groups(batch: Batch, count: int) -> Batch:
-    """The batch with its first `count` groups only, as if no more prompts had been requested."""
+    """Returns the batch with its first `count` groups only, as if no more prompts had been requested."""
     keep = np.arange(len(batch.prompts)) < count
     left = len(batch.prompts) - count
     return replace(select_groups(batch, keep), dropped_groups=batch.dropped_groups, position=batch.position - left)
 
 
 def informative_groups(batch: Batch, by_component: bool = False) -> NDArray[np.bool_]:
-    """True for groups with two different rewards, or with `by_component` two different components.  [groups] bool"""
+    """Returns True for groups with two different rewards, or with `by_component` two different components.  [groups] bool"""
     names = sorted({name for c in batch.components for name in c}) if by_component else []
     columns = [[c.get(name, 0.0) for name in names] for c in batch.components] if names else batch.rewards[:, None]
     values = np.asarray(columns, dtype=np.float32)  # [N, K]
@@ -88,14 +88,14 @@ def informative_groups(batch: Batch, by_component: bool = False) -> NDArray[np.b
 
 
 def group_means(batch: Batch) -> list[float]:
-    """Mean reward of each group; 0 for a group without samples."""
+    """Returns the mean reward of each group; 0 for a group without samples."""
     count = np.bincount(batch.groups, minlength=len(batch.prompts))
     total = np.bincount(batch.groups, weights=batch.rewards, minlength=len(batch.prompts))
     return list(total / np.maximum(count, 1))
 
 
 def select_groups(batch: Batch, keep: NDArray[np.bool_]) -> Batch:
-    """The batch with some of its groups, and all failed samples.  keep [groups] bool"""
+    """Returns the batch with some of its groups, and all failed samples.  keep [groups] bool"""
     samples = np.flatnonzero(keep[batch.groups])
     number = np.cumsum(keep) - 1  # of each group that stays
     return replace(

@@ -1,6 +1,6 @@
 """Scores a batch while the rest of it is sampled: each chunk as soon as all its groups are finished.
 
-    groups     0 1 2 3 4 5 6 7        a chunk is as many groups, in the order of the batch, as fill a pack on each rank
+    groups     0 1 2 3 4 5 6 7        a chunk is the groups, in the order of the batch, that fill a pack on each rank
     finished   x x x . x . x .        the first chunk, 0 1, is being scored; 2 is finished, and 3 belongs to its chunk
 
 The lengths alone decide which groups make a chunk, and each chunk is packed by itself. So every number is the same bit
@@ -96,7 +96,7 @@ class BatchScorer:
         self.close_chunk()
 
     def column(self, batch: Batch) -> Floats:
-        """One number for each token of the batch.  [T]"""
+        """Returns one number for each token of the batch.  [T]"""
         scores: ScoresBySample = {}
         for chunk in self.scored:
             scores |= chunk.result()
@@ -150,7 +150,7 @@ class EarlyScoring:
         )
 
     def columns(self, step: int, batch: Batch) -> Columns:
-        """`old`, `ref` and `values` of a batch, [T] each, as far as this configuration needs them."""
+        """Returns `old`, `ref` and `values` of a batch, [T] each, as far as this configuration needs them."""
         started = self.started.pop(step, {})
         scorers = {name: started.get(name) or self.batch_scorer(name) for name in self.scorers}
         for scorer in scorers.values():

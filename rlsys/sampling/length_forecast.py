@@ -29,7 +29,7 @@ class LengthForecast:
                 self.mean_by_source[p.source] = before + NEW_WEIGHT * (mean - before)
 
     def expected(self, prompt: Prompt) -> float:
-        """Expected tokens; 0 if neither the row nor its source is known."""
+        """Returns how many tokens are expected; 0 if neither the row nor its source is known."""
         return self.mean_by_row.get(row_of(prompt.uid), self.mean_by_source.get(prompt.source, 0.0))
 
     def longest_first(self, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -38,5 +38,5 @@ class LengthForecast:
 
 
 def row_of(uid: str) -> str:
-    """The row that a prompt is a use of.  "zigzag:17#2" -> "zigzag:17" """
+    """Returns the row that a prompt is a use of.  "zigzag:17#2" -> "zigzag:17" """
     return uid.rpartition("#")[0] or uid

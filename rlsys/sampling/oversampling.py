@@ -41,11 +41,11 @@ class PromptGroup:
         return [s for s, _, _ in self.finished] + list(self.partial.values())
 
     def lag(self, step: int) -> int:
-        """The lag of its oldest token, if it is trained in this step."""
+        """Returns the lag of its oldest token, if it is trained in this step."""
         return step - 1 - min((s.version for s in self.all_samples if len(s.tokens)), default=step - 1)
 
     def unfinished_requests(self, requests: Sequence[Request]) -> list[Request]:
-        """Its requests that are not answered yet, each with the tokens it has."""
+        """Returns its requests that are not answered yet, each with the tokens it has."""
         finished = {s.index for s, _, _ in self.finished}
         return [replace(r, partial=self.partial.get(r.index)) for r in requests if r.index not in finished]
 
@@ -109,7 +109,7 @@ class Oversampling:
         return enough_at
 
     def requests(self, step: int, prompts: list[Prompt], by_uid: dict[str, PromptGroup]) -> list[Request]:
-        """Prompts deferred from earlier steps come first."""
+        """Returns prompts deferred from earlier steps first."""
         order = sorted(self.collector.length_forecast.longest_first(prompts), key=lambda p: not by_uid[p.uid].partial)
         requests = self.plan.requests(self.collector.seed, step, order)
         size = self.plan.completions_per_prompt
@@ -120,7 +120,7 @@ class Oversampling:
         ]
 
     def ready_groups(self, due: list[PromptGroup]) -> list[PromptGroup]:
-        """The groups that make the batch; none while there are too few, or while one that is due is missing."""
+        """Returns the groups that make the batch; none while there are too few, or while one that is due is missing."""
         if not all(g.complete for g in due):
             return []
         is_due = set(due)

@@ -21,7 +21,6 @@ class SamplingPlan:
 
     @classmethod
     def from_config(cls, config: Config) -> "SamplingPlan":
-        """The plan for training."""
         r, greedy = config.rollout, config.algorithm.advantage == "remax"
         return cls(config.trainer.samples_per_prompt, r.temperature, r.max_new_tokens, greedy=greedy)
 

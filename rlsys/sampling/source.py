@@ -34,7 +34,7 @@ class BatchSource:
 
     @recorded(step_facts, name="collect")
     def collect(self, step: int) -> Batch:
-        """The prompts follow from the seed and from the batches before: the same run asks for the same ones."""
+        """Draws prompts that follow from the seed and from the batches before: the same run asks for the same ones."""
         self.collector.rollout.wake()
         on_samples = self.scoring.start_batch(step)
         if self.dynamic.enabled:

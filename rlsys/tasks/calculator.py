@@ -21,7 +21,7 @@ from typing import Any
 from rlsys.tasks import zigzag
 
 NUMBERS = range(10, 100)
-HELD_OUT_SHARE = 8  # one sum of so many is never seen in warm start or training
+HELD_OUT_SHARE = 8  # one of this many sums is never seen in warm start or training
 HELD_OUT_ROWS = 256
 TRAIN_ROWS = 4096
 CALL_SHARE = 0.3  # of the warm start's answers
@@ -111,7 +111,7 @@ def transcripts(rng: random.Random) -> Iterator[list[tuple[bool, list[str]]]]:
 
 
 def copy(number: int, rng: random.Random) -> int:
-    """The number, with slips. It has as many digits as before."""
+    """The number, with slips. The number of digits stays."""
     digits = [
         d if rng.random() >= SLIP else rng.choice("0123456789" if i else "123456789") for i, d in enumerate(str(number))
     ]

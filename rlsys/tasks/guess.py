@@ -25,7 +25,7 @@ from rlsys.tasks import zigzag
 NUMBERS = 32
 SIZES = range(15, 19)  # of ranges, in numbers
 GUESSES = 6
-HELD_OUT_SHARE = 8  # one range of so many is never seen in warm start or training
+HELD_OUT_SHARE = 8  # one of this many ranges is never seen in warm start or training
 HELD_OUT_ROWS = 256
 TRAIN_ROWS = 4096
 HIGHER, LOWER = "higher", "lower"

@@ -20,7 +20,7 @@ DIGITS = 6
 SHORT, THINK, END_THINK = "<short>", "<think>", "</think>"
 SYMBOLS = [*zigzag.SYMBOLS, SHORT, THINK, END_THINK]
 NOT_ZERO = (1, 2, 2, 5, 6, 6)  # how many digits of a prompt are not 0, each with equal chance
-HELD_OUT_SHARE = 8  # one prompt of so many is never seen in warm start or training
+HELD_OUT_SHARE = 8  # one of this many prompts is never seen in warm start or training
 HELD_OUT_PROMPTS = 256
 TRAIN_PROMPTS = 4096
 

@@ -57,9 +57,8 @@ class Trial:
         """Floating-point operations of the matrix products, attention's included, each prompt once. `passes` 1: forward, 3: both."""
         settings, flops = self.config_of_model, 0.0
         for p in packs:
-            pairs = [n * (p.lengths[a] if a >= 0 else 0) + n * n / 2 for n, a in zip(p.lengths, p.parent, strict=True)]
             flops += 2 * self.parameters * len(p.tokens)
-            flops += 4 * settings.hidden_size * settings.num_hidden_layers * sum(pairs)
+            flops += 4 * settings.hidden_size * settings.num_hidden_layers * p.pairs
         return passes * flops
 
     @property

@@ -11,15 +11,17 @@ import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import numpy as np
+
 from rlsys.checks import load_checked
-from rlsys.episodes.asking import Turn
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.tasks.builtin import TINY_MODELS
-from workers.episodes.messages import Answer, Asked, Ended, Start
 from workers.episodes.runner import EpisodeRunner
+from workers.turns.messages import Answer, Asked, Ended, Start
 
 ROOT = Path(__file__).parent.parent.parent
 EPISODES, TURNS = 256, 80  # of each process
+TURN = np.array([5, 6, 7, 1], np.int32), -np.ones(4, np.float32)
 GAME = """
 async def play(row, ask):
     for turn in range(row["turns"]):
@@ -30,11 +32,12 @@ async def play(row, ask):
 
 def play_all(runner: EpisodeRunner, play: str) -> None:
     """Plays until all episodes have ended. Each turn is three digits and the end."""
+    runner.begin_line("bench", 0)
     runner.send([Start(number, play, {"turns": TURNS}, 4) for number in range(EPISODES)])
     left = EPISODES
-    for events in runner.events():
+    for events in runner.events(0):
         asked = [event for event in events if isinstance(event, Asked)]
-        runner.send([Answer(a.number, a.turn, Turn(a.observation, [5, 6, 7, 1], [-1.0] * 4, "stop")) for a in asked])
+        runner.send([Answer(a.number, a.turn, *TURN, "stop") for a in asked])
         left -= sum(isinstance(event, Ended) for event in events)
         if not left:
             return

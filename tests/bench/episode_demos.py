@@ -1,6 +1,7 @@
-"""Trains the demos with episodes: three seeds of each, one with shuffled rewards, and the game without a score per guess.
+"""Trains the demos with episodes: three seeds of each, one with shuffled rewards, the game without a score per guess, and the
+calculator as programs play it that ask a web address.
 
-.venv/bin/python tests/bench/episode_demos.py [guess_cpu] [calculator_cpu]      about 20 minutes (nothing else should run)
+.venv/bin/python tests/bench/episode_demos.py [guess_cpu] [calculator_cpu]      about 35 minutes (nothing else should run)
 
 Writes tests/bench/episode_demos.json: the share of held-out episodes solved, calls per episode, times, and some
 episodes before and after training. Runs of the same code are kept (tests/launch/records.py).
@@ -31,6 +32,8 @@ DEMOS = ["guess_cpu", "calculator_cpu"]
 SEEDS = (0, 1, 2)
 OUTCOME_ALONE = ["data.train={builtin:guess: {episode: guess}}", "algorithm.credit=episode"]  # a game is won or lost
 RUNS = {demo: [*((seed, []) for seed in SEEDS), (0, ["reward.shuffle=true"])] for demo in DEMOS}
+AGENTS = "episode.play=rlsys.tasks.calculator_agents:with_"  # loops around clients of OpenAI and Anthropic
+RUNS["calculator_cpu"] += [(seed, [f"{AGENTS}{client}"]) for client in ("openai", "anthropic") for seed in SEEDS]
 RUNS["guess_cpu"] += [(seed, OUTCOME_ALONE) for seed in SEEDS]
 
 

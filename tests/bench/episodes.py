@@ -7,6 +7,7 @@
 
 python tests/bench/episodes.py                  # a run of each, about 4 minutes
 python tests/bench/episodes.py --rounds 3
+python tests/bench/episodes.py --own 64 --groups 8      # turns of 64 tokens, 128 samples a step
 """
 
 import argparse
@@ -46,25 +47,28 @@ async def turns(row, ask, pause_s=0):
         reply = await ask(f"{i}>")
     return float(len(reply.text))
 """
-COMMON = "trainer.prompts_per_step=64 trainer.samples_per_prompt=16 eval.every=0 checkpoint.every=0 reference.kl_coef=0"
+COMMON = "trainer.samples_per_prompt=16 eval.every=0 checkpoint.every=0 reference.kl_coef=0"
 COMMON += f" policy.ranks=1 rollout.engines=1 rollout.max_sequences=512 reward.workers=1 trainer.steps={STEPS}"
-LONG, SHORT = ([f"rollout.max_new_tokens={n}", f"rollout.min_new_tokens={n}"] for n in (32, 4))
+TURNS = 8
 
 
-def ways(folder: Path) -> dict[str, list[str]]:
+def ways(folder: Path, own: int) -> dict[str, list[str]]:
+    """`own`: tokens that the model writes in a turn."""
     (folder / "game.py").write_text(GAME)
+    long, short = ([f"rollout.max_new_tokens={n}", f"rollout.min_new_tokens={n}"] for n in (TURNS * own, own))
+    window = 64 + TURNS * (own + 4)
 
     def episodes(function: str, more: str = "") -> list[str]:
         return [
-            f"episode={{play: '{folder}/game.py:{function}', window: 128, workers: 1{more}}}",
+            f"episode={{play: '{folder}/game.py:{function}', window: {window}, workers: 1{more}}}",
             "reward.functions={}",
         ]
 
     return {
-        "answers": [f"reward.functions={{'{folder}/game.py:length': 1}}", *LONG],
-        "one turn": [*episodes("one_turn", ", concurrency: 1024"), *LONG],
-        "turns": [*episodes("turns", ", concurrency: 1024"), *SHORT],
-        "slow": [*episodes("turns", ", concurrency: 1024, options: {pause_s: 0.05}"), *SHORT],
+        "answers": [f"reward.functions={{'{folder}/game.py:length': 1}}", *long],
+        "one turn": [*episodes("one_turn", ", concurrency: 1024"), *long],
+        "turns": [*episodes("turns", ", concurrency: 1024"), *short],
+        "slow": [*episodes("turns", ", concurrency: 1024, options: {pause_s: 0.05}"), *short],
     }
 
 
@@ -112,15 +116,19 @@ def worker_of(run: Path, name: str) -> psutil.Process:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--own", type=int, default=4, help="tokens that the model writes in a turn")
+    parser.add_argument("--groups", type=int, default=64, help="of 16 samples, in a step")
+    given = parser.parse_args()
     os.environ["PYTHONPATH"] = str(ROOT)
     costs: dict[str, list[Cost]] = {}
-    for _ in range(rounds):
+    for _ in range(given.rounds):
         with tempfile.TemporaryDirectory() as place:
-            for name, overrides in ways(Path(place)).items():
+            for name, overrides in ways(Path(place), given.own).items():
                 folder = Path(place) / name.replace(" ", "_")
                 folder.mkdir()
-                costs.setdefault(name, []).append(cost := measure(folder, overrides))
+                costs.setdefault(name, []).append(
+                    cost := measure(folder, [*overrides, f"trainer.prompts_per_step={given.groups}"])
+                )
                 print(
                     f"{name:8}  step {cost.step_s:6.2f} s  rollout {cost.rollout_s:6.2f} s  "
                     f"driver {cost.driver_s:5.2f} s of CPU  engine {cost.engine_s:5.2f} s",

@@ -1,15 +1,13 @@
-"""Compares LoRA with full training: parameters, memory of a rank, seconds of an update and of a sync, on random weights.
+"""Compares LoRA with full training: parameters, memory of a rank and seconds of an update, on random weights.
 
     python tests/bench/lora.py                           # both shapes, a few minutes and 14 GB of memory
-    python tests/bench/lora.py --shape gemma-3-270m --only sync
+    python tests/bench/lora.py --shape gemma-3-270m
 
 One rank on CPU, ZeRO 2, float32, rank 8. Each measurement is a process of its own; its peak is the kernel's (VmHWM).
-A sync goes to one engine through shared memory, and ends when the engine has verified its weights.
 """
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -35,8 +33,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 MODES = {"full": [], "lora": ["policy.lora={rank: 8, alpha: 16}"]}
-SYNCS = {"all weights": MODES["lora"], "adapters alone": [*MODES["lora"], "sync.what=adapter"]}
-ROUNDS = 5  # and one before, which touches memory for the first time
 UPDATES, SAMPLES, TOKENS = 3, 8, 64  # the first update also warms up
 
 
@@ -82,53 +78,6 @@ def measure(folder: str, *overrides: str) -> dict[str, float]:
     }
 
 
-def measure_sync(folder: str, *overrides: str) -> dict[str, float]:
-    """Sends weights from a rank to an engine: the bytes that travel, and seconds until they are loaded and verified."""
-    from actors import call, spawn
-
-    from launch.ray_session.connect import ray_session
-    from rlsys.checks import load_checked
-    from workers.learner.policy import PolicyRank
-    from workers.rollout.engine_settings import CPU_ENVIRONMENT
-    from workers.rollout.rollout_worker import RolloutWorker
-    from workers.sync.layout import aligned_bytes
-
-    base = [f"model.path={folder}", "policy.ranks=1", "policy.threads=1", "rollout.engines=1", "reference.kl_coef=0"]
-    config = load_checked(ROOT / "configs" / "tiny_cpu.yaml", [*base, *overrides])
-    with tempfile.TemporaryDirectory() as logs, ray_session(config, Path(logs)) as session:
-        ray, start = session.ray, (folder, "shared_memory")
-        rank = spawn(PolicyRank, config, 0, Path(logs), {"OMP_NUM_THREADS": "1"})
-        engine = spawn(RolloutWorker, config, 0, Path(logs), CPU_ENVIRONMENT)
-        address, port = ray.get(call(rank, PolicyRank.rendezvous_address))
-        ray.get([call(rank, PolicyRank.start, address, port, *start), call(engine, RolloutWorker.start, *start, 7)])
-        info = ray.get(call(rank, PolicyRank.connection_info))
-        ray.get([call(rank, PolicyRank.connect, info), call(engine, RolloutWorker.connect, info)])
-        seconds = [sync(ray, rank, engine, info["parts"], version) for version in range(ROUNDS + 1)][1:]
-        sent = sum(aligned_bytes(slot[:3]) for bucket in info["buckets"] for slot in bucket)
-    loaded, verified = (statistics.median(column) for column in zip(*seconds, strict=True))
-    return {"bytes": sent, "loaded": loaded, "verified": verified}
-
-
-def sync(ray: Any, rank: Any, engine: Any, parts: int, version: int) -> tuple[float, float]:
-    """Seconds until the engine may sample, and until it has verified its weights."""
-    from actors import call
-
-    from workers.learner.policy import PolicyRank
-    from workers.rollout.rollout_worker import RolloutWorker
-    from workers.sync.verify import combine_ranks
-
-    began = time.perf_counter()
-    sending = [[call(rank, PolicyRank.send, part)] for part in range(parts)]
-    fingerprints = call(rank, PolicyRank.fingerprints)
-    loading = call(engine, RolloutWorker.load_weights, sending, version)
-    ray.get(loading)
-    loaded = time.perf_counter()
-    expected = combine_ranks([ray.get(fingerprints)])
-    difference = ray.get(call(engine, RolloutWorker.verify_weights, version, expected))
-    assert not difference, difference
-    return loaded - began, time.perf_counter() - began
-
-
 def random_packs() -> list[list[Pack]]:
     """Samples of two prompts."""
     from rlsys.batching.packing import pack
@@ -148,14 +97,11 @@ def random_packs() -> list[list[Pack]]:
     return pack(batch, range(SAMPLES), ranks=1, tokens_per_pack=1024, columns=columns, weights=weights)
 
 
-def compare(shape: str, only: str | None) -> None:
+def compare(shape: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         save = f"import lora; from pathlib import Path; lora.save_model({shape!r}, Path({folder!r}))"
         subprocess.run([sys.executable, "-c", save], check=True, cwd=Path(__file__).parent, capture_output=True)
-        if only != "sync":
-            print_updates(shape, {m: run_child("--measure", folder, overrides) for m, overrides in MODES.items()})
-        if only != "updates":
-            print_syncs(shape, {m: run_child("--measure-sync", folder, overrides) for m, overrides in SYNCS.items()})
+        print_updates(shape, {mode: run_child(folder, overrides) for mode, overrides in MODES.items()})
 
 
 def print_updates(shape: str, results: dict[str, dict[str, float]]) -> None:
@@ -168,15 +114,8 @@ def print_updates(shape: str, results: dict[str, dict[str, float]]) -> None:
     print(f"    LoRA / full: memory {lora['peak'] / full['peak']:.2f}, time {lora['seconds'] / full['seconds']:.2f}")
 
 
-def print_syncs(shape: str, results: dict[str, dict[str, float]]) -> None:
-    print(f"{shape}: a sync, median of {ROUNDS}")
-    for what, r in results.items():
-        seconds = f"loaded after {r['loaded']:.2f} s, verified after {r['verified']:.2f} s"
-        print(f"    {what}: {r['bytes'] / 2**20:,.1f} MiB, {seconds}", flush=True)
-
-
-def run_child(kind: str, folder: str, overrides: list[str]) -> dict[str, float]:
-    command = [sys.executable, __file__, kind, folder, *overrides]
+def run_child(folder: str, overrides: list[str]) -> dict[str, float]:
+    command = [sys.executable, __file__, "--measure", folder, *overrides]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
@@ -186,17 +125,13 @@ def run_child(kind: str, folder: str, overrides: list[str]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, action="append")
-    parser.add_argument("--only", choices=["updates", "sync"])
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--measure-sync", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         print(json.dumps(measure(*options.measure)))
-    elif options.measure_sync:
-        print(json.dumps(measure_sync(*options.measure_sync)))
     else:
         for shape in options.shape or SHAPES:
-            compare(shape, options.only)
+            compare(shape)
 
 
 if __name__ == "__main__":

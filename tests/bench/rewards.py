@@ -11,7 +11,7 @@ from launch.ray_session.connect import ray_session
 from rlsys.checks import load_checked
 from rlsys.types import NO_TOKENS, Prompt, Sample
 from workers.fleet.watchdog import Watchdog
-from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
+from workers.reward.pool import RewardPool, RewardWorker, ray_options, worker_numbers
 
 SAMPLES, GROUP, ALONE = 20_000, 16, 200
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def main() -> None:
         (Path(folder) / "trivial.py").write_text("def trivial(completion):\n    return 1.0\n")
         config = load_checked(ROOT / "configs" / "tiny_cpu.yaml", [f"reward.functions={folder}/trivial.py:trivial"])
         with ray_session(config, Path(folder)) as session:
-            kind = session.ray.remote(RewardWorker).options(num_cpus=0, **RAY_OPTIONS)
+            kind = session.ray.remote(RewardWorker).options(num_cpus=0, **ray_options(config))
             watch = Watchdog(Path(folder))
             pool = RewardPool(config, lambda name: kind.remote(config, *worker_numbers(name), folder), watch)
             pool.start()

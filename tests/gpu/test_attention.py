@@ -8,8 +8,9 @@ from torch.utils.checkpoint import checkpoint
 
 from rlsys.forward.attention import packed_attention
 from rlsys.forward.layout import build_layout
+from rlsys.types import path_to, prefixes
 
-LENGTHS, PARENTS = [70, 33, 128, 1, 200, 19, 64], [-1, 0, 0, 0, -1, 4, 4]
+LENGTHS, PARENTS = [70, 33, 128, 1, 40, 200, 19, 64], [-1, 0, 0, 2, 3, -1, 5, 5]
 
 
 def attend_alone(
@@ -22,11 +23,13 @@ def attend_alone(
 ) -> torch.Tensor:
     """[H, T, D] each, over the whole pack: a dense mask says who sees whom."""
     piece = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
-    parent = torch.tensor(PARENTS)[piece]
+    seen_pieces = torch.zeros(len(LENGTHS), len(LENGTHS), dtype=torch.bool)
+    for i in range(len(LENGTHS)):
+        seen_pieces[i, [i, *path_to(PARENTS, i)]] = True
     start = torch.tensor([0, *LENGTHS]).cumsum(0)[piece]
-    before = torch.tensor([LENGTHS[p] if p >= 0 else 0 for p in PARENTS])[piece]
+    before = torch.tensor(prefixes(LENGTHS, PARENTS))[piece]
     position = torch.arange(len(piece)) - start + before
-    ours = (piece[:, None] == piece[None]) | (parent[:, None] == piece[None])
+    ours = seen_pieces[piece[:, None], piece[None]]
     distance = position[:, None] - position[None]
     seen = ours & (distance >= 0) & (distance < (window or len(piece)))
     key, value = (x.repeat_interleave(len(query) // len(x), 0) for x in (key, value))

@@ -32,7 +32,7 @@ ENGINE = "workers/rollout workers/cpu rlsys/sampling"
 METHODS = (
     f"rlsys/algorithms rlsys/trainer.py rlsys/updates.py rlsys/tasks rlsys/config/methods.py {LEARNER} workers/rollout"
 )
-EPISODES = "rlsys/episodes workers/episodes"
+EPISODES = "rlsys/episodes workers/episodes workers/turns"
 PLAN = "launch/tools/estimates launch/tools/plan"
 DEMO = f"{METHODS} configs/tiny_cpu.yaml"
 KILLS = f"{RUN} {SYSTEM}/killing.py {SYSTEM}/kills.py {SYSTEM}/own_game.py configs/tiny_cpu.yaml"
@@ -50,6 +50,7 @@ DEPENDS = {
     "rlsys bench": f"{LEARNER} {ENGINE} launch/tools/bench configs/gemma3_270m_cpu.yaml",
     "compute.py": f"{LEARNER} {BENCH}/compute.py",
     "driver.py": f"rlsys/trainer.py rlsys/pipeline.py rlsys/updates.py rlsys/batching rlsys/sampling rlsys/runs {BENCH}/driver.py",
+    "harnesses.json": f"{EPISODES} workers/serve {BENCH}/harnesses.py {BENCH}/harnesses",
     "episodes.py": f"{EPISODES} {ENGINE} rlsys/pipeline.py rlsys/trainer.py {BENCH}/episodes.py",
     "environment.py": f"{EPISODES} {BENCH}/environment.py",
     "start.py": f"workers/fleet workers/start workers/processes {LAUNCH} rlsys/trainer.py {BENCH}/start.py",

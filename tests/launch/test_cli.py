@@ -92,7 +92,7 @@ def test_validate_prints_the_batch_arithmetic_and_leaves_nothing_behind(rlsys, s
 
 
 def test_validate_prints_all_problems_at_once(rlsys, small):
-    done = rlsys("validate", small, "rollout.top_p=0.5", "algorithm.kl=k9", "data.train=gone.jsonl")
+    done = rlsys("validate", small, "rollout.gpu_memory=2", "algorithm.kl=k9", "data.train=gone.jsonl")
     assert done.returncode == 2
     assert len(problems(done)) == 3
     assert done.stdout == ""

@@ -46,12 +46,12 @@ def bundles(*overrides: str, training: bool = True) -> list[tuple[float, dict[st
 
 
 def test_separate_workers_have_gpus_of_their_own() -> None:
-    assert bundles("rollout.tensor_parallel=2", "reference={kl_coef: 0.1, gpus: 0.5}") == [
+    assert bundles("rollout.tensor_parallel=2", "reference.kl_coef=0.1") == [
         (2, {"rollout-0": [0, 1]}),
         (2, {"rollout-1": [0, 1]}),
         (1, {"policy-0": [0]}),
         (1, {"policy-1": [0]}),
-        (0.5, {"reference": [0]}),
+        (1, {"reference": [0]}),
     ]
     assert bundles("rollout.tensor_parallel=2", training=False) == [
         (2, {"rollout-0": [0, 1]}),
@@ -60,7 +60,7 @@ def test_separate_workers_have_gpus_of_their_own() -> None:
 
 
 def test_colocated_workers_share_a_gpu_and_the_reference_is_on_the_first() -> None:
-    shared = bundles("cluster.placement=colocated", "reference={kl_coef: 0.1, gpus: 0.5}")
+    shared = bundles("cluster.placement=colocated", "reference.kl_coef=0.1")
     assert shared == [
         (1, {"rollout-0": [0], "policy-0": [0], "reference": [0]}),
         (1, {"rollout-1": [0], "policy-1": [0]}),
@@ -87,7 +87,7 @@ def test_the_reference_is_on_gpus_by_default_and_on_cpus_if_asked() -> None:
         (1, {"rollout-0": [0], "policy-0": [0], "reference-0": [0]}),
         (1, {"rollout-1": [0], "policy-1": [0], "reference-1": [0]}),
     ]
-    assert len(bundles("reference={kl_coef: 0.1, gpus: 0}")) == 4
+    assert len(bundles("reference={kl_coef: 0.1, place: cpu}")) == 4
 
 
 def test_a_colocated_engine_of_several_gpus_shares_each_with_a_rank() -> None:
@@ -146,11 +146,9 @@ def test_an_engine_that_no_node_can_hold_has_its_largest_size_named(refused: Cal
 
 def test_enough_gpus_on_nodes_that_are_too_small_are_not_enough(refused: Callable[..., str]) -> None:
     message = refused(
-        nodes(3, 3), "rollout={engines: 2, tensor_parallel: 2}", "policy.ranks=2", "reference={kl_coef: 0.1, gpus: 1}"
+        nodes(3, 3), "rollout={engines: 2, tensor_parallel: 2}", "policy.ranks=2", "reference.kl_coef=0.1"
     )
-    assert message.startswith(
-        "reference (reference.ranks (1) × reference.gpus (1)) needs 1 GPU and 1 CPU on one node, and finds no place."
-    )
+    assert message.startswith("reference (reference.ranks (1)) needs 1 GPU and 1 CPU on one node, and finds no place.")
     assert (
         first_unplaceable(make_bundles(config("rollout.tensor_parallel=2"), False), nodes(3, 1), free=True) is not None
     )
@@ -180,13 +178,6 @@ def test_a_reward_model_has_hints_of_its_own(
     message = refused(cluster, "cluster.device=cpu", functions, *more)
     assert message.startswith(f"reward-0 (gpus ({gpus}) of reward model taste) needs {gpus} GPU")
     assert message.endswith(hint)
-
-
-def test_a_reference_that_no_node_can_hold_has_its_largest_size_named(refused: Callable[..., str]) -> None:
-    message = refused(nodes(2, 2), "reference={kl_coef: 0.1, gpus: 4}")
-    assert message.endswith(
-        "The reference computes on one GPU: use reference.gpus=1 or less, and more reference.ranks."
-    )
 
 
 def test_gpus_that_others_use_are_waited_for_and_then_named(refused: Callable[..., str]) -> None:

@@ -21,8 +21,6 @@ from rlsys.pipeline import SyncSchedule
         ),
         ("trainer.samples_per_prompt=1 algorithm.advantage=rloo", ["samples_per_prompt is 1", "rloo compares"]),
         ("policy.tokens_per_pack=1000 rollout.max_prompt_tokens=512", ["(1000)", "(512)", "= 1024", "at least 1024"]),
-        ("rollout.top_p=0.9", ["top_p=0.9", "incomparable", "Use top_p 1"]),
-        ("rollout.top_k=50", ["top_k=50", "top_k -1"]),
         (
             "policy.lr_schedule=linear policy.lr_schedule_steps=50",
             ["lr_schedule_steps (50)", "trainer.steps (100)", "rate of 0", "Use 100 or more, or null"],
@@ -49,15 +47,13 @@ from rlsys.pipeline import SyncSchedule
             "policy.sequence_parallel=8 policy.ranks=8 model.path=Qwen/Qwen2.5-7B",
             ["(8) does not divide Qwen/Qwen2.5-7B", "28 attention heads, 4 of keys", "may be 1, 2, 4, 28."],
         ),
-        ("policy.offload_activations=true", ["policy.gradient_checkpointing is not true", "Use true"]),
+        ("policy.offload=activations", ["policy.gradient_checkpointing is not true", "Use true"]),
         ("policy.lora.rank=-1", ["policy.lora.rank is -1", "of 0 or more"]),
         ("policy.lora.alpha=64", ["policy.lora.alpha is set", "rank is 0", "such as 32"]),
         ("policy.lora.rank=8", ["policy.lora.alpha is missing", "alpha / rank", "such as 16"]),
-        ("policy.lora={rank: 8, alpha: 16, dropout: 0.1}", ["dropout is 0.1", "Use 0"]),
         ("policy.lora={rank: 8, alpha: 16, targets: []}", ["targets is empty", "all-linear"]),
         ("policy.lora={rank: 8, alpha: 16, targets: [c_attn]}", ["c_attn matches no linear layer", "q_proj, k_proj"]),
         ("policy.lora={rank: 8, alpha: 16, targets: lm_head}", ["lm_head matches no linear layer", "output layer"]),
-        ("sync.what=adapter", ["sync.what is adapter", "rank is 0", "Use sync.what all"]),
         ("model.adapter=here", ["model.adapter is set", "rank is 0"]),
         (
             "policy.lora.rank=8 policy.lora.alpha=16 model.adapter=/nowhere",
@@ -85,11 +81,12 @@ from rlsys.pipeline import SyncSchedule
         ("rollout.stop_token_ids=[13]", ["stop_token_ids has 13", "13 tokens end at 12"]),
         ("policy.grad_dtype=bfloat16", ["grad_dtype is bfloat16", "dtype float32", "Use grad_dtype float32"]),
         ("policy.zero_stage=4", ["zero_stage is 4", "0, 1, 2 and 3"]),
-        ("policy.zero_stage=0 policy.offload_optimizer=true", ["offload_optimizer", "it is 0"]),
+        ("policy.zero_stage=0 policy.offload=[optimizer]", ["policy.offload optimizer needs", "it is 0"]),
         ("policy.zero_stage=3 policy.compile=true", ["policy.compile works with policy.zero_stage 0, 1 and 2"]),
         ("rollout.exact=true policy.compile=true", ["Use policy.compile false, or rollout.exact false"]),
         ("rollout.exact=true rollout.enforce_eager=false", ["Use rollout.enforce_eager true, or rollout.exact false"]),
-        ("policy.offload_params=true", ["offload_params needs policy.zero_stage 3; it is 2"]),
+        ("policy.offload=params", ["policy.offload params needs policy.zero_stage 3; it is 2"]),
+        ("policy.offload=[weights]", ["policy.offload has `weights`", "optimizer, params, activations"]),
         ("pipeline.max_lag=-1", ["max_lag is -1", "0 or more"]),
         ("pipeline.in_flight=true", ["in_flight", "max_lag 0", "Use max_lag 1"]),
         ("pipeline.in_flight=true pipeline.max_lag=1 rollout.oversample=0.5", ["oversample takes", "Use max_lag 2"]),
@@ -113,10 +110,10 @@ from rlsys.pipeline import SyncSchedule
             ["eval.datasets.x.reward.zigzag may take (4000 s)"],
         ),
         ("reward.functions={code: {timeout_s: fast}}", ["reward.functions.code", "timeout_s is 'fast'"]),
-        ("policy.beta1=1", ["policy.beta1 is 1.0", "less than 1"]),
-        ("policy.beta2=-0.5", ["policy.beta2 is -0.5"]),
+        ("policy.betas=[1,0.95]", ["policy.betas is [1.0, 0.95]", "less than 1"]),
+        ("policy.betas=[0.9,-0.5]", ["policy.betas is [0.9, -0.5]"]),
+        ("policy.betas=[0.9]", ["policy.betas is [0.9]", "two numbers"]),
         ("algorithm.advantage=max_rl reward.on_failure=score:-1", ["max_rl", "score:-1", "score: 0"]),
-        ("watchdog.action=ignore", ["watchdog.action", "restart, abort"]),
         ("trainer.max_mismatch=0", ["trainer.max_mismatch is 0.0", "null"]),
         ("reward.functions={exact: .inf}", ["weight of exact is inf"]),
         ("reward.max_failure_share=1.5", ["max_failure_share is 1.5"]),
@@ -151,8 +148,6 @@ from rlsys.pipeline import SyncSchedule
         ("eval.max_new_tokens=0", ["eval.max_new_tokens is 0", "or null"]),
         ("eval.datasets={builtin:zigzag: {max_new_tokens: 0}}", ["builtin:zigzag.max_new_tokens is 0"]),
         ("rollout.gpu_memory=90", ["gpu_memory is 90", "between 0 and 1"]),
-        ("rollout.block_size=16", ["block_size is 16", "multiples of 32"]),
-        ("rollout.block_size=0", ["block_size is 0", "greater than 0"]),
         ("rollout.tensor_parallel=2 rollout.enforce_eager=false", ["tensor_parallel is 2", "more engines"]),
         ("rollout.tensor_parallel=2 rollout.exact=true", ["tensor_parallel is 2", "rollout.exact"]),
         ("rollout.temperature=0", ["temperature is 0", "greater than 0"]),
@@ -282,10 +277,6 @@ from rlsys.pipeline import SyncSchedule
             "algorithm.advantage=gae trainer.steps=5 critic.alone_steps=5",
             ["critic.alone_steps (5)", "trainer.steps (5)", "never learn"],
         ),
-        (
-            "algorithm.advantage=gae critic.port=4000 policy.port=4000",
-            ["critic.port and policy.port are both 4000", "0 for any"],
-        ),
         ("entropy.control=kl_cov", ["kl_cov", "no gradient", "Use 2 updates, or clip_cov"]),
         (
             "algorithm.advantage=gdpo reference.kl_in=reward reference.kl_coef=0.1",
@@ -302,7 +293,6 @@ from rlsys.pipeline import SyncSchedule
         ),
         ("algorithm.control_weight=1", ["control_weight is 1", "normalize=decoupled", "=0.001."]),
         ("reference.kl_target=0.1", ["kl_target is 0.1", "kl_coef is 0"]),
-        ("reference.kl_horizon=0", ["kl_horizon is 0", "greater than 0"]),
         (
             "dynamic_sampling.enabled=true trainer.samples_per_prompt=1 algorithm.advantage=json.decoder:f",
             ["dynamic_sampling", "samples_per_prompt 1", "every group"],
@@ -373,14 +363,13 @@ from rlsys.pipeline import SyncSchedule
         ),
         ("entropy.share=1.5", ["entropy.share is 1.5", "between 0 and 1"]),
         ("entropy.control=clip_cov entropy.share=0", ["entropy.share is 0", "take no token", "null, or"]),
-        ("entropy.control=clip_cov entropy.low=6", ["entropy.low (6)", "entropy.high (5)"]),
         ("algorithm.advantage=gae critic.gamma=1.01", ["critic.gamma is 1.01", "between 0 and 1"]),
         ("algorithm.advantage=gae critic.lam=1.01", ["critic.lam is 1.01", "between 0 and 1"]),
         ("algorithm.advantage=gae critic.clip=-1", ["critic.clip is -1", "0 or more"]),
         ("algorithm.advantage=gae critic.lr=0", ["critic.lr is 0", "greater than 0"]),
         ("sync.transport=nccl", ["nccl needs GPUs", "auto"]),
         ("sync.transport=carrier_pigeon", ["`carrier_pigeon`", "shared_memory"]),
-        ("cluster.device=tpu rollout.block_size=32", ["cluster.device is `tpu`"]),
+        ("cluster.device=tpu", ["cluster.device is `tpu`"]),
         ("cluster.placement=colocated", ["colocated shares GPUs"]),
         ("cluster.device=gpu cluster.placement=colocated rollout.engines=4 policy.ranks=2", ["(4)", "(2)"]),
         ("cluster.device=gpu cluster.placement=colocated pipeline.max_lag=1", ["max_lag 1"]),
@@ -426,7 +415,9 @@ def test_a_length_penalty_goes_with_episodes_of_one_turn_and_with_those_of_evalu
 
 
 def test_all_problems_are_reported_at_once(refused):
-    found = refused("", "rollout.top_p=0.9", "algorithm.kl=k4", "data.train=gone.jsonl", "trainer.samples_per_prompt=1")
+    found = refused(
+        "", "rollout.gpu_memory=2", "algorithm.kl=k4", "data.train=gone.jsonl", "trainer.samples_per_prompt=1"
+    )
     assert len(found) == 4
 
 

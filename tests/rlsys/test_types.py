@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rlsys.batching.turn_tree import TurnTree
 from rlsys.types import Observation, Sample
 
 
@@ -41,5 +42,9 @@ def test_turns_sequence_and_inputs_of_three_own_tokens_and_what_an_environment_s
     sample = Sample("p", 0, "", own, np.zeros(3, np.float32), "stop", 0, observations=observations)
     assert (sample.turn_count, len(sample.turns)) == (turns, turns)
     assert "".join(map(chr, sample.sequence)) == sequence
-    assert "".join(map(chr, sample.inputs)) == inputs
-    assert sample.input_count == len(inputs)
+    assert sample.continued_turns == list(range(-1, turns - 1))
+    tree = TurnTree()
+    tree.add(0, sample, group=0, prompt=0)
+    assert (
+        "".join(map(chr, np.concatenate([part for node in tree.paths[0] for part in tree.nodes[node].parts]))) == inputs
+    )

@@ -50,7 +50,7 @@ class Engine(Worker):
         self.wrong = self.faulty = True
 
     def receive(self, method: str, arguments: tuple[Any, ...], receive: Receive, stream: bool) -> None:
-        if method == "generate" and not self.owes:
+        if stream and not self.owes:
             self.owes_since = self.world.time.now()
         super().receive(method, arguments, receive, stream)
 
@@ -286,7 +286,8 @@ class Engines(Fleet):
                     require(1, len(s.tokens) == self.length(key), f"{key} has {len(s.tokens)} tokens")
                     require(1, set(s.tokens) == {wanted[key].tokens[0]}, f"{key} has another's tokens")
             if not stopped_at:
-                counts = len(got), len(generation.pending_samples()), generation.waiting_count
+                held = sum(len(items) for items in generation.pool.held.values())
+                counts = len(got), held, generation.waiting_count
                 require(1, sum(counts) == len(wanted), f"{len(wanted)} asked; came, held and waiting: {counts}")
                 if len(got) >= stop_after:
                     self.log("stop early")

@@ -1,32 +1,39 @@
-"""World "episodes": EpisodeRollout, EpisodePool, EpisodeRunner and all of the world "engines".
+"""World "episodes": EngineEpisodes, TurnLoop, EpisodePool, EpisodeWorkers, EpisodeRunner and all of the world "engines".
 
-Episode workers are real runners around the plays of tests/workers/episodes, which ask for another thing each time they are
+Engines play episodes. Episode workers are real runners around the plays of tests/workers/episodes, which ask for another thing each time they are
 played again. Processes crash, retire and block, workers are lost, steps stop early and go on in the next.
 """
 
+import itertools
 import pickle
 import sys
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from engine_storms import Engine, Engines, Key, Rank
-from fleets import START_S, Worker, number_of
+from fleets import STALL_S, START_S, Worker, number_of
 from invariants import require
-from simulated_cluster import Answer, Signal, Steps
+from simulated_cluster import Answer, Signal, Steps, WorkerRaises
 
+from rlsys.errors import WrongWeights
+from rlsys.runs.stopping import StopSignal
 from rlsys.types import Prompt, Request, Sample, join_partial
-from workers.episodes.episode_rollout import EpisodeRollout
-from workers.episodes.pool import EpisodePool
+from workers.fleet.watchdog import Watchdog
 from workers.learner.ranks import LearnerGroup
 from workers.rollout.rollout_group import RolloutGroup
+from workers.rollout.vllm_requests import prompt_tokens
 from workers.sync.weight_sync import WeightSync
+from workers.turns.engine_episodes import EngineEpisodes, Progress
+from workers.turns.episode_workers import EpisodeWorkers
+from workers.turns.pool import Life
 
 sys.path.append(str(Path(__file__).parents[1] / "workers/episodes"))
-from simulated_episodes import Runner
+from simulated_episodes import Runner, seen_turns
 
+SIGN_OF_LIFE_S = 5.0
 SETTLE_S = 20.0  # after which an idle worker has nothing left
 
 
@@ -37,16 +44,83 @@ def reply(tokens: list[int]) -> list[int]:
 
 
 class WritingEngine(Engine):
-    """Its samples follow from the tokens before them."""
+    """Its samples follow from the tokens before them. It plays the episodes that it is given."""
+
+    world: "Episodes"
+    episodes: EngineEpisodes | None = None
+
+    def __init__(self, world: "Episodes", name: str):
+        super().__init__(world, name)
+        self.turns: list[Request] = []
+        self.told, self.ticking = Signal(world), False
+
+    def use_episode_workers(self, lives: dict[str, Life]) -> Steps:
+        yield 0.0
+        if self.episodes is None:
+            w = self.world
+            own = Watchdog(Path("/nonexistent"), STALL_S, StopSignal(w.time), cluster=w.cluster, threads=w.time)
+            self.episodes = EngineEpisodes(self.name, next(w.lines), own, lambda: None)
+        self.episodes.use(lives)
+
+    def play(self, pickled: bytes) -> Steps:
+        w, requests = self.world, pickle.loads(pickled)
+        self.require_setup()
+        require(4, self.episodes, f"{self.name} knows no episode workers")
+        assert self.episodes
+        number, news, missing = next(w.streams), deque[Progress](), {(r.uid, r.index) for r in requests}
+        self.running[number] = requests
+        self.episodes.begin(requests, news.append)
+        self.go_on_playing()
+        try:
+            while missing:
+                while not news:
+                    if self.verified and self.wrong:
+                        raise WorkerRaises(WrongWeights("has weights that are not the policy's"))
+                    yield self.told
+                missing -= {(s.uid, s.index) for s in news[0].finished}
+                yield Answer(pickle.dumps(news.popleft()))
+        finally:
+            del self.running[number]
+            self.episodes.drop(news.append)
+            self.cutting = self.cutting and bool(self.running)
+            self.changed.give()
+
+    def go_on_playing(self) -> None:
+        assert self.episodes
+        if self.episodes.is_open and not self.ticking:
+            self.ticking = True
+            self.world.time.after(self.world.some(0.1), self.tick)
+
+    def tick(self) -> None:
+        """Messages are exchanged, and the engine writes some turns."""
+        w, self.ticking = self.world, False
+        assert self.episodes
+        if self.dead or not self.episodes.is_open:
+            return
+        if not self.stalled:
+            self.turns += self.episodes.exchange()
+            if self.verified and not self.wrong:
+                done = [r for r in self.turns if self.cutting or w.rng.random() < 0.1 / w.gap_s]
+                self.turns = [r for r in self.turns if not any(r is other for other in done)]
+                if done:
+                    w.check_weights(self)
+                    self.episodes.accept([self.sample(r, self.version) for r in done])
+            self.told.give()
+        self.go_on_playing()
+
+    def stop_early(self) -> Steps:
+        if self.episodes is not None:
+            self.episodes.stop_early()
+        return (yield from super().stop_early())
 
     def sample(self, request: Request, began: int) -> Sample:
-        whole, begun = reply(request.tokens), request.partial
+        whole, begun = reply(prompt_tokens(request)), request.partial
         have = begun.tokens.tolist() if begun else []
         require(1, whole[: len(have)] == have, f"{request.uid}: {have} is not the begin of {whole}")
         count = self.world.rng.randint(len(have), len(whole)) if self.cutting else len(whole)
         tokens = np.array(whole[len(have) : count], dtype=np.int32)
         logprobs, finish = np.zeros(len(tokens), np.float32), "stop" if count == len(whole) else "cut"
-        new = Sample(request.uid, request.index, "", tokens, logprobs, finish, self.version)
+        new = Sample(request.uid, request.index, "", tokens, logprobs, finish, self.version, turn=request.turn)
         return join_partial(begun, new) if begun else new
 
 
@@ -57,7 +131,7 @@ class EpisodeActor(Worker):
 
     def __init__(self, world: "Episodes", name: str):
         super().__init__(world, name)
-        self.news, self.ticking = Signal(world), False
+        self.news, self.ticking, self.signing = Signal(world), False, False
 
     def start(self, model: str, window: int) -> Steps:
         yield self.world.some(START_S * 0.05, START_S * 0.6)
@@ -70,14 +144,22 @@ class EpisodeActor(Worker):
         self.runner.send(pickle.loads(commands))
         self.go_on_playing()
 
-    def events(self) -> Steps:
+    def begin_line(self, engine: str, line: int) -> Steps:
+        yield 0.0
+        require(4, self.runner, f"{self.name} has not started")
+        self.runner.begin_line(engine, line)
+        self.go_on_playing()
+
+    def events(self, line: int) -> Steps:
+        arrived = self.runner.events_of[line]
         while True:
-            while self.runner.events_queue.empty():
-                yield self.news
+            yield self.news
             yield self.world.some(0.05)
             events = []
-            while not self.runner.events_queue.empty():
-                events.append(self.runner.events_queue.get())
+            while not arrived.empty():
+                events.append(arrived.get())
+            if None in events:
+                return
             yield Answer(pickle.dumps(events))
 
     def go_on_playing(self) -> None:
@@ -86,8 +168,19 @@ class EpisodeActor(Worker):
         if not self.ticking and (process.ready or process.dropped or impatient):
             self.ticking = True
             self.world.time.after(self.world.rng.expovariate(10), self.tick)
-        if not self.runner.events_queue.empty():
+        if not all(events.empty() for events in self.runner.events_of.values()):
             self.news.give()
+        if not self.signing and (self.runner.playing or self.runner.waiting):
+            self.signing = True
+            self.world.time.after(SIGN_OF_LIFE_S, self.sign)
+
+    def sign(self) -> None:
+        """All that are played may wait for their turns, and others for them."""
+        self.signing = False
+        if not self.dead:
+            if not self.runner.working:
+                self.news.give()
+            self.go_on_playing()
 
     def tick(self) -> None:
         """One thing happens in the process."""
@@ -124,7 +217,8 @@ class Episodes(Engines):
             pipeline=replace(c.pipeline, in_flight=False),
         )
         self.fault_budget += self.rng.randint(0, 2)
-        self.last_seen: dict[int, Any] = {}  # of the plays, by episode
+        self.last_turns: dict[int, Any] = {}
+        self.lines = itertools.count(1)
 
     def drive(self) -> None:
         self.group = RolloutGroup(self.config, self.spawn, self.watchdog)
@@ -133,12 +227,12 @@ class Episodes(Engines):
             LearnerGroup("policy", 2, self.config, self.spawn, self.watchdog), self.group, self.transport
         )
         self.bring_weights(0)
-        pool = EpisodePool(self.config, self.spawn, self.watchdog)
-        pool.start("model", 100)
-        rollout = EpisodeRollout(self.group, pool, self.time)
+        workers = EpisodeWorkers(self.config, self.spawn, self.watchdog)
+        workers.start("model", 100)
+        self.group.play_with(workers)
         carried: list[Request] = []
         for step in range(1, self.rng.randint(2, 4)):
-            carried = self.play(rollout, carried + self.requests(step), step)
+            carried = self.play(self.group, carried + self.requests(step), step)
             self.bring_weights(step)
             self.time.sleep(SETTLE_S)
             self.check_idle()
@@ -147,12 +241,12 @@ class Episodes(Engines):
         requests = []
         for g in range(self.rng.randint(1, 4)):
             uid, tokens = f"s{step}g{g}", [1, g]
-            row = {"play": "moody" if self.rng.random() < 0.3 else "same", "seed": uid}
+            row = {"play": self.rng.choice(["same", "same", "program", "moody"]), "seed": uid}
             prompt = Prompt(uid, "s", "", tokens, row, play="f") if self.rng.random() < 0.8 else None
             requests += [Request(uid, i, tokens, 0, 1.0, 8, prompt=prompt) for i in range(self.rng.randint(1, 4))]
         return requests
 
-    def play(self, rollout: EpisodeRollout, requests: list[Request], step: int) -> list[Request]:
+    def play(self, rollout: RolloutGroup, requests: list[Request], step: int) -> list[Request]:
         """Returns the requests that a later step goes on with."""
         wanted = {(r.uid, r.index): r for r in requests}
         stop_after = self.rng.randint(1, len(wanted)) if self.rng.random() < 0.5 else len(wanted) + 1
@@ -180,13 +274,13 @@ class Episodes(Engines):
         return [replace(r, partial=cut.get((r.uid, r.index), r.partial)) for r in rest]
 
     def check_turns(self, request: Request, sample: Sample) -> None:
-        key, tokens = (sample.uid, sample.index), list(request.tokens)
+        key, ends = (sample.uid, sample.index), [list(request.tokens)]
         require(1, bool(sample.episode) == bool(request.prompt), f"{key} is no episode")
-        turns = [(o.tolist(), own.tolist()) for o, own in sample.turns] if len(sample.tokens) else []
-        for observation, own in turns:
-            tokens += observation
+        turns = seen_turns(sample)
+        for observation, after, own in turns:
+            tokens = ends[after + 1] + observation
             require(1, own == reply(tokens), f"{key}: {own} is not what is written after {tokens}")
-            tokens += own
+            ends.append(tokens + own)
         if (episode := sample.episode) and episode.messages:
             require(1, [*map(tuple, episode.messages)] == turns, f"{key}: played was {episode.messages}, not {turns}")
 

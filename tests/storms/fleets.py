@@ -43,6 +43,10 @@ class Worker(SimulatedActor):
         else:
             self.suffer_own(kind)
 
+    def be_killed(self) -> None:
+        require(6, self.faulty, f"{self.name} was replaced")
+        super().be_killed()
+
     def suffer_own(self, kind: str) -> None:
         """A fault that only this kind of worker knows."""
         raise NotImplementedError
@@ -63,7 +67,7 @@ class Fleet(World):
         self.replaced_at, self.stop_at_replacement = 0.0, False
         self.cluster, self.stop = SimulatedCluster(self), StopSignal(self.time)
         self.watchdog = Watchdog(
-            Path("/nonexistent"), STALL_S, False, self.stop, self.log, self.event, self.cluster, self.time
+            Path("/nonexistent"), STALL_S, self.stop, self.log, self.event, self.cluster, self.time
         )
 
     def some(self, mean: float, most: float = STALL_S * 0.1) -> float:
@@ -71,8 +75,7 @@ class Fleet(World):
         return min(self.rng.expovariate(1 / mean), most)
 
     def spawn(self, name: str) -> SimulatedActor:
-        if old := self.actors.get(name):
-            require(6, old.faulty, f"{name} was replaced")
+        if name in self.actors:
             self.replaced_at = self.time.now()
             if self.stop_at_replacement:
                 self.stop_at_replacement = False

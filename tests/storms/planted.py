@@ -15,14 +15,17 @@ from rlsys.runs.checkpointing import Checkpointing
 from rlsys.runs.run_log import RunLog
 from rlsys.sampling.collector import Collector
 from rlsys.trainer import Trainer
-from workers.episodes.episode_rollout import EpisodeRollout, OpenEpisode
-from workers.episodes.pool import EpisodePool
+from workers.episodes.runner import EpisodeRunner
 from workers.fleet.pool import WorkPool
 from workers.fleet.replaceable_workers import ReplaceableWorkers
 from workers.fleet.watchdog import StallTimer
 from workers.reward.dispatch import Dispatcher
 from workers.rollout.generation import Generation
 from workers.rollout.rollout_group import RolloutGroup
+from workers.turns.episode_workers import EpisodeWorkers
+from workers.turns.open_episode import OpenEpisode
+from workers.turns.pool import EpisodePool
+from workers.turns.turn_loop import TurnLoop
 
 
 @dataclass(frozen=True)
@@ -79,22 +82,36 @@ PLANTED = {
         "engines", ReplaceableWorkers, "call", "self.watchdog.stop.raise_if_stopped()", "pass", seed=330
     ),
     "a stall is never noticed": Planted("engines", StallTimer, "expired", "waited > self.limit_s", "False", seed=19),
-    "a stop drops a turn that an episode waits for": Planted(
+    "a stop does not end what engines have stopped": Planted(
         "episodes",
-        EpisodeRollout,
+        TurnLoop,
         "stop_idle",
-        "episode.sampling is None or episode.key not in pending",
-        "episode.sampling is None",
+        "self.stopping - {key[:2] for key in self.sampled}",
+        "()",
         seed=2,
     ),
     "the episodes of a lost worker are not played again": Planted(
-        "episodes", EpisodePool, "replace", "return lost", "return []", seed=37
+        "episodes", EpisodePool, "lose", "return lost", "return []", seed=114
     ),
     "a worker is not told which episodes were dropped": Planted(
         "episodes", EpisodePool, "drop", "self.outbox[name].append(Drop(number))", "pass", seed=0
     ),
+    "the plays of a lost engine stay in their workers": Planted(
+        "episodes", EpisodeRunner, "end_line", "self.drop(number)", "pass", seed=51
+    ),
+    "each engine has a lost worker replaced": Planted(
+        "episodes", EpisodeWorkers, "replace", "life.number == self.replaced[life.worker]", "True", seed=198
+    ),
+    "engines do not learn who was replaced": Planted(
+        "episodes", RolloutGroup, "replace_episode_workers", "self.play_with(self.episode_workers)", "pass", seed=171
+    ),
     "turns of an earlier play stay": Planted(
-        "episodes", OpenEpisode, "rewind", "turn < len(self.turns)", "False", seed=2
+        "episodes",
+        OpenEpisode,
+        "sample",
+        "[self.asked[ask] for ask in asks]",
+        "[turn for turn, sampled in enumerate(self.sampled) if sampled.is_whole]",
+        seed=2,
     ),
     "verdicts come back in another order": Planted(
         "rewards",

@@ -76,14 +76,16 @@ class Rewards(Fleet):
         own = {"own": RewardFunction(1.0, "own_module:own_function")}
         self.config = replace(
             c,
-            reward=replace(c.reward, functions=own, workers=rng.randint(1, 3), batch=rng.choice([1, 4])),
+            reward=replace(c.reward, functions=own, workers=rng.randint(1, 3)),
             cluster=replace(c.cluster, start_timeout_s=START_S),
         )
+        self.batch = rng.choice([1, 4])
         self.odd = rng.choice(["", "", UNSENDABLE, POISON]) if rng.random() < 0.3 else ""
         self.count = 0
 
     def drive(self) -> None:
         pool = RewardPool(self.config, self.spawn, self.watchdog)
+        pool.settings = [replace(service, batch=self.batch) for service in pool.settings]
         pool.start()
         for _ in range(self.rng.randint(1, 4)):
             calls = []

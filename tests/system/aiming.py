@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+from command_lines import command_of
 from killing import Run
 
 
@@ -93,5 +94,5 @@ def find(run: Run, victim: str) -> psutil.Process:
     if victim == DRIVER:
         return run.family()[1]
     if victim in MODULES:
-        return next(p for p in run.family() if MODULES[victim] in p.cmdline())
+        return next(p for p in run.family() if MODULES[victim] in command_of(p))
     return run.process_of(victim)

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from killing import EPISODES, STEPS, Run, apart, require_equal
 from records import current, measuring
 
+AGENT = Path(__file__).parent / "own_agent.py"
 LAST = 10  # step
 OPTIONS = [*STEPS, "run.max_restarts=100"]
 AHEAD = ["pipeline.max_lag=1", "dynamic_sampling.enabled=true", "reference.kl_coef=0"]
@@ -34,6 +35,7 @@ KINDS = {
     "lag 0, ZeRO 2": ["policy.zero_stage=2"],
     "lag 1, ZeRO 3, dynamic sampling": ["policy.zero_stage=3", *AHEAD],
     "episodes": EPISODES,
+    "programs": [*EPISODES, f"episode.play={AGENT}:play", "episode.max_turns=8", "episode.step_timeout_s=10"],
 }
 KILLS = 4  # at most, in one run
 LIMIT_S = 900

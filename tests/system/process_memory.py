@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from command_lines import command_of
 from killing import Run
 
 SETTLE = 200  # first steps of a process, in which its memory may grow
@@ -109,7 +110,7 @@ def program(process: psutil.Process) -> str:
     """The name of a process; of Python's the module or script that it runs."""
     if not process.name().startswith("python"):
         return process.name()
-    words = process.cmdline()
+    words = command_of(process)
     if "-m" in words:
         return words[words.index("-m") + 1]
     if "-c" in words:

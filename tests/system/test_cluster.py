@@ -11,6 +11,8 @@ import pytest
 from clusters import RAY, Cluster, cluster_of_three
 from killing import STEPS, Run, require_equal, running
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def cluster(environment: dict[str, str]) -> Iterator[Cluster]:

@@ -41,6 +41,7 @@ MORE = {
 SMALL = ["trainer.steps=2", "trainer.prompts_per_step=4", "eval.every=2"]
 FROM_THE_HUB = "import hf:"
 SHOWS_A_PAGE = re.compile("^watch|--open")
+SERVES = "serve "
 ALL = pytest.mark.skipif("RLSYS_ALL_DOCS" not in os.environ, reason="make docs runs it")
 
 
@@ -67,7 +68,9 @@ def place(undisturbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @each(
     lambda t: (
-        not t.at_cluster and not t.text.startswith((*STARTS_RAY, FROM_THE_HUB)) and not SHOWS_A_PAGE.search(t.text)
+        not t.at_cluster
+        and not t.text.startswith((*STARTS_RAY, FROM_THE_HUB, SERVES))
+        and not SHOWS_A_PAGE.search(t.text)
     )
 )
 def test_it_does_what_it_says(typed_command: Typed, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,3 +183,23 @@ def test_a_job_is_looked_at_stopped_and_followed_to_its_end(shell: Shell) -> Non
     assert [t.words[1] for t in job_commands] == ["list", "status", "logs", "stop", "logs"]
     for command in job_commands:
         assert shell("rlsys", *(shell.resolve(word) for word in command.words))
+
+
+@ALL
+@each(lambda t: t.text.startswith(SERVES))
+def test_a_checkpoint_is_served_until_ctrl_c(typed_command: Typed, place: Path, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "launch", *typed_command.words, "--port", "0"]
+    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=place, env=environment, **pipe) as process:
+        assert process.stdout is not None
+        output = ""
+        while not (address := re.search(r"ANTHROPIC_BASE_URL=(\S+)", output)):
+            line = process.stdout.readline()
+            assert line, output
+            output += line
+        with urllib.request.urlopen(f"{address[1]}/health", timeout=30) as answer:
+            assert json.load(answer) == {"requests": 0}
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[0]
+    assert "Traceback" not in rest

@@ -4,7 +4,10 @@ import re
 import subprocess
 import sys
 
+import pytest
 from killing import ROOT
+
+pytestmark = pytest.mark.long
 
 
 def test_the_drivers_own_time_is_measured_by_sample_length():

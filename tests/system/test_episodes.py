@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from aiming import aim
+from command_lines import command_of
 from killing import EPISODES, LIGHT, STEPS, Run, outcome, require_equal, running, tidy
 from test_survival import PATIENCE, stop
 from transformers import AutoModelForCausalLM
@@ -32,21 +33,25 @@ def samples(run: Path, name: str) -> list[dict[str, Any]]:
     return list(pyarrow.parquet.read_table(run / "samples" / f"{name}.parquet").to_pylist())
 
 
-def sequence_of(sample: dict[str, Any]) -> tuple[list[int], list[int]]:
-    """All tokens of an episode, and the places of the model's own."""
-    observed = {at: tokens for at, *tokens in sample["observations"]}
-    tokens, own = [], []
-    for i, token in enumerate(sample["tokens"]):
-        tokens += observed.pop(i, [])
-        own.append(len(tokens))
-        tokens.append(token)
-    assert not observed
-    return tokens, own
+def turns_of(sample: dict[str, Any]) -> list[tuple[list[int], int]]:
+    """For each turn all that the model saw and wrote up to its end, and how many tokens of the turn are at the end."""
+    turns: list[tuple[list[int], int]] = []
+    ends = [at for at, *_ in sample["observations"][1:]] + [len(sample["tokens"])]
+    for turn, (at, *observed) in enumerate(sample["observations"]):
+        after = turn - 1 if sample["after"][turn] is None else sample["after"][turn]
+        before, _ = turns[after] if after >= 0 else ([], 0)
+        turns.append(([*before, *observed, *sample["tokens"][at : ends[turn]]], ends[turn] - at))
+    return turns
 
 
 def test_every_trained_token_has_the_log_prob_that_transformers_computes(played: Path) -> None:
     require_logprobs_of_transformers(played)
-    assert {len(sample["observations"]) for sample in samples(played, "step-000001")} == {1, 2, 3}
+    assert {tuple(sample["after"]) for sample in samples(played, "step-000001")} == {
+        (None,),
+        (None, None),
+        (None, None, 0),
+        (None, None, -1),
+    }
 
 
 def require_logprobs_of_transformers(run: Path) -> None:
@@ -54,10 +59,11 @@ def require_logprobs_of_transformers(run: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(TINY_MODELS["builtin:tiny"].folder(0, print), dtype=torch.float32)
     gaps = []
     for sample in samples(run, "step-000001"):
-        tokens, own = sequence_of(sample)
-        with torch.inference_mode():
-            logprobs = torch.log_softmax(model(torch.tensor([tokens])).logits[0].double(), -1)
-        expected = [float(logprobs[place - 1, tokens[place]]) for place in own]
+        expected = []
+        for tokens, own in turns_of(sample):
+            with torch.inference_mode():
+                logprobs = torch.log_softmax(model(torch.tensor([tokens])).logits[0].double(), -1)
+            expected += [float(logprobs[place - 1, tokens[place]]) for place in range(len(tokens) - own, len(tokens))]
         gaps += list(np.abs(np.array(sample["rollout_logprobs"]) - expected))
     assert np.mean(gaps) < 1e-6
     assert np.max(gaps) < 1e-4
@@ -76,6 +82,7 @@ def test_a_sample_keeps_its_conversation_and_its_reward_is_what_the_game_returne
         assert len(replies) == 1 + int(first) % 3
 
 
+@pytest.mark.long
 def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
     environment: dict[str, str], played: Path, tmp_path: Path
 ) -> None:
@@ -89,7 +96,7 @@ def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
         run.until(
             lambda: "episode-1" in {e["worker"] for e in run.events("replaced")}
         )  # not later than in the next step
-        for process in [p for p in run.family() if "workers.episodes.process" in p.cmdline()]:
+        for process in [p for p in run.family() if "workers.episodes.process" in command_of(p)]:
             process.kill()
         run.until_step(run.lines()[-1]["step"] + 1)
         run.family()[1].kill()  # the driver
@@ -164,8 +171,7 @@ def test_episodes_go_on_over_steps_and_syncs(environment: dict[str, str], tmp_pa
         assert len(rows) == 8 * 4
         for sample in rows:
             assert len(sample["observations"]) == 1 + int(json.loads(sample["row"])["prompt"][0]) % 3
-            tokens, own = sequence_of(sample)
-            assert len(tokens) == len(own) + sum(len(o) - 1 for o in sample["observations"])
+            assert sum(own for _, own in turns_of(sample)) == len(sample["tokens"])
             continued += bool(sample["changes"])
     assert continued
     assert max(line["lag"] for line in run.lines()[1:]) <= 2

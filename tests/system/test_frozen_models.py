@@ -3,8 +3,11 @@
 import signal
 from pathlib import Path
 
+import pytest
 from aiming import aim
 from killing import LIGHT, ROOT, Run, require_equal, running
+
+pytestmark = pytest.mark.long
 
 JUDGED = [f"reward.functions={{zigzag: 1.0, '{ROOT}/tests/system/own_verdict.py:likeness': 0.5}}", *LIGHT]
 JUDGED += ["models={judge: {path: 'builtin:tiny'}}", "trainer.steps=5", "trainer.prompts_per_step=8", "eval.every=0"]

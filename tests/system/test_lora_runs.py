@@ -14,6 +14,8 @@ from killing import ROOT, Run, require_equal, running, tidy
 
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
 
+pytestmark = pytest.mark.long
+
 CONFIG = ROOT / "configs" / "lora_cpu.yaml"
 STEPS = ["trainer.steps=6", "checkpoint.every=2", "eval.every=3", "trainer.prompts_per_step=8", "rollout.engines=1"]
 STEPS += ["reward.workers=1"]
@@ -46,7 +48,7 @@ for lora in (None, LoRARequest("adapter", 1, adapter)):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was left alone. Its engines got all weights."""
+    """A run that was left alone."""
     path = tmp_path_factory.mktemp("lora") / "run"
     with tidy() as environment:
         run = Run(path, *AHEAD, config=CONFIG, environment=environment).start()
@@ -59,11 +61,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_engines_that_merge_adapters_ranks_and_the_driver_are_killed_and_it_ends_as_if_nothing_had_been(
+def test_engines_ranks_and_the_driver_are_killed_and_it_ends_as_if_nothing_had_been(
     environment: dict[str, str], alone: Path, tmp_path: Path
 ) -> None:
     """One step ahead, with ZeRO 3 and dynamic sampling."""
-    with running(tmp_path / "run", *AHEAD, "sync.what=adapter", config=CONFIG, environment=environment) as run:
+    with running(tmp_path / "run", *AHEAD, config=CONFIG, environment=environment) as run:
         run.until_step(2)
         run.kill("rollout-0", signal.SIGSTOP)
         run.until(lambda: run.events("replaced"))
@@ -83,13 +85,13 @@ def test_engines_that_merge_adapters_ranks_and_the_driver_are_killed_and_it_ends
     require_equal(alone, run.path)
 
 
-def test_halves_of_an_engine_merge_the_adapter_from_which_a_run_starts(
+def test_halves_of_an_engine_get_the_adapter_from_which_a_run_starts(
     environment: dict[str, str], alone: Path, tmp_path: Path
 ) -> None:
     adapter = tmp_path / "adapter"
     assert rlsys("export", str(alone), str(adapter), "--adapter").returncode == 0
     base = json.loads((adapter / "base_model.json").read_text())["path"]
-    halves = [*STEPS, "trainer.steps=2", "sync.what=adapter", "rollout.tensor_parallel=2"]
+    halves = [*STEPS, "trainer.steps=2", "rollout.tensor_parallel=2"]
     start = [f"model.path={base}", f"model.adapter={adapter}"]
     with running(tmp_path / "run", *halves, *start, config=CONFIG, environment=environment) as run:
         assert run.wait() == 0, run.text()

@@ -22,6 +22,8 @@ sys.path.insert(0, str(ROOT / "tests" / "workers" / "rollout"))
 from engine_samples import FAMILIES as ALL
 from engine_samples import build_family, build_for_engines
 
+pytestmark = pytest.mark.long
+
 LATENT_SIZES = {"head_dim": 64, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "kv_lora_rank": 512}
 SIZES = {"hidden_size": 128, "head_dim": 32, "vocab_size": 64}  # heads that vLLM has on CPUs
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -79,11 +81,11 @@ def test_engines_agree_with_the_policy_and_the_checkpoint_loads(
     check_checkpoint(run, tmp_path / "model", type(model))
 
 
-def test_an_engine_that_converts_its_experts_merges_adapters(environment: dict[str, str], tmp_path: Path) -> None:
+def test_an_engine_that_converts_its_experts_gets_merged_adapters(environment: dict[str, str], tmp_path: Path) -> None:
     model = build_family("qwen3_moe", **SIZES, moe_intermediate_size=16)
     model.save_pretrained(tmp_path / "model")
     make_tokenizer().save_pretrained(tmp_path / "model")
-    options = [f"model.path={tmp_path / 'model'}", "trainer.steps=2", "policy.lr=1e-2", "sync.what=adapter"]
+    options = [f"model.path={tmp_path / 'model'}", "trainer.steps=2", "policy.lr=1e-2"]
     options += ["policy.lora={rank: 4, alpha: 8, targets: [q_proj, v_proj]}"]
     with running(tmp_path / "run", *LIGHT, *options, environment=environment) as run:
         assert run.wait() == 0, run.text()

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from process_memory import Life, ProcessMemory
 
+pytestmark = pytest.mark.long
+
 
 def life(role: str, steps: int, growth: float, *, begins: int = 0) -> Life:
     """A process that takes 60 MiB in its first 200 steps, then `growth` MiB in 100 steps, and ±2 MiB now and then."""

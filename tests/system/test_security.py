@@ -1,6 +1,9 @@
 """What a real run opens to others, and what it writes of a secret that its reward function has."""
 
+import pytest
 from looking import Seen
+
+pytestmark = pytest.mark.long
 
 
 def test_no_process_of_a_run_listens_beyond_loopback(trapped: Seen) -> None:

@@ -9,6 +9,8 @@ from settings import some
 
 from launch.tools.cli import commands
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("first", [0, 10, 20, 30])
 def test_settings_that_do_not_go_together_are_named_and_those_that_do_are_planned(first: int) -> None:

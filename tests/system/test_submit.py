@@ -12,6 +12,8 @@ import pytest
 from clusters import Cluster
 from killing import ROOT, read, tidy
 
+pytestmark = pytest.mark.long
+
 SECRET = "Zq9-correct-horse-battery-7"
 RLSYS = str(Path(sys.executable).parent / "rlsys")
 

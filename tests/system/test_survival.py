@@ -77,6 +77,7 @@ def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been_and_trackers_hav
     trackers.require_each_step_once(tmp_path / "run", monkeypatch)
 
 
+@pytest.mark.long
 def test_ppo_one_step_ahead_with_zero_3_and_a_critic_one_rank_of_which_is_killed_and_one_stalls_too(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

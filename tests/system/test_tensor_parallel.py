@@ -7,6 +7,8 @@ import pyarrow.parquet
 import pytest
 from killing import LIGHT, STEPS, Run, running
 
+pytestmark = pytest.mark.long
+
 AHEAD = ["pipeline.max_lag=2", "pipeline.in_flight=true", "rollout.oversample=0.25", "reference.kl_coef=0"]
 HALVES = [
     *STEPS,

@@ -1,6 +1,6 @@
 """Finds out whether vLLM's attention on this CPU gives a token the same bits however its sequence was computed.
 
-The kernel reads as many keys at a time as fit into a core's cache together with the queries. It sums a short sequence
+The kernel reads at a time the keys that fit into a core's cache together with the queries. It sums a short sequence
 in one block. The order of a longer sum may depend on whether the sequence is a whole prompt, follows a cached prefix or
 is computed token by token, and with several threads also on the other sequences.
 """

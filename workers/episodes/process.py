@@ -1,14 +1,14 @@
 """The process that plays episodes. `workers.episodes.runner` starts it, sends it rows and turns, and replaces it.
 
-    runner ──pickle [("start", number, play, pickled row, max_new_tokens), …]──▶ process
-           ──pickle [("turn", number, tokens, logprobs, finish), …]──▶
+    runner ──pickle [("start", number, play, pickled row, max_new_tokens, sampling), …]──▶ process
+           ──pickle [("turn", number, ask, tokens, logprobs, finish), …]──▶
            ──pickle [("drop", number), …]──▶
            ◀── {"ready": true, "notes": […]}, or {"problem": sentence}   once, when the functions are imported
            ◀── {"on": number}                        code of this episode runs from now on
-           ◀── {"ask": number, "observation": […], "max_tokens": n}
+           ◀── {"ask": number, "turn": ask, "observation": […], "after": ask that it continues, "max_tokens": n, …}
            ◀── {"late": number}                      its time is over, and it has been cancelled
            ◀── {"dropped": number}                   it has been dropped, and nothing of it runs any more
-           ◀── {"end": number, "turns": n, "finish": …, "verdict": …, "messages": …, "turn_scores": …}
+           ◀── {"end": number, "turns": asks in order, "finish": …, "verdict": …, "messages": …, "turn_scores": …}
            ◀── {"retire": reason}                    it wants to be replaced; its other episodes are played again
 
 All episodes, and the tasks that they start, run in one event loop in the main thread, where the code of each delays all
@@ -20,33 +20,36 @@ import asyncio
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import json
 import os
 import pickle
 import socket
 import struct
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from rlsys.data.render import read_template
 from rlsys.episodes.ask import EpisodeOver
-from rlsys.episodes.asking import EpisodeAsk, Limits, Turn
+from rlsys.episodes.asking import EpisodeAsk, Limits, Turn, TurnRequest
 from rlsys.episodes.conversation import ConversationTemplate, continuation_notes
 from rlsys.episodes.formats import known_tool_parsers, suggest_tool_parser
+from rlsys.episodes.parsing import ReplyParser
 from rlsys.episodes.player import Equipment, Player
+from rlsys.episodes.session import Session
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.episodes.tools import Toolbox
 from rlsys.errors import ConfigError
 from rlsys.models.end_ids import model_end_ids
 from rlsys.rewards.weighted_reward import exception_verdict
-from rlsys.types import Verdict
+from rlsys.types import Floats, Ints, Verdict
 from workers.episodes.step_threads import EPISODE, StepThreads
 from workers.processes.child import close_in_children, run_child
-from workers.start.imports import skip_generation_import
+from workers.start.imports import skip_generation_import, vllm_on_cpu
 
 MAX_RUNNING = 64  # episodes whose code runs: no other begins
 ROUND_S = 0.01  # or longer, so that all code has run that could
@@ -60,6 +63,12 @@ class EpisodeServer:
         self.loop = asyncio.new_event_loop()  # one loop for all calls of tools: the client of a server belongs to it
         equipment = self.loop.run_until_complete(equip(settings))
         self.players = {spec: Player(spec, settings, equipment) for spec in settings.plays}
+        self.gateway = None
+        if any(player.takes_session for player in self.players.values()):
+            with vllm_on_cpu():
+                from workers.episodes.gateway import Gateway
+
+            self.gateway = Gateway(settings, equipment.template.chat_template, equipment.tool_parser)
         ends = model_end_ids(settings.model, equipment.template.tokenizer, settings.trust_remote_code)
         self.notes = continuation_notes(equipment.template, equipment.schemas, {*ends, *settings.stop_token_ids})
         self.waiting: dict[str, dict[int, tuple[bytes, int]]] = defaultdict(dict)  # to begin, by play
@@ -85,6 +94,9 @@ class EpisodeServer:
         end = socket.socket(fileno=os.dup(self.connection.fileno()))
         close_in_children(end.fileno())
         reader, self.writer = await asyncio.open_connection(sock=end)
+        if self.gateway:
+            serving = EpisodeTask(self.gateway.serve(), SERVER, self.loop)
+            serving.add_done_callback(lambda ended: ended.result())
         self.send(ready=True, notes=list(dict.fromkeys(self.notes)))
         while True:
             try:
@@ -142,8 +154,8 @@ class EpisodeServer:
             self.next_round = self.loop.call_later(seconds, self.begin_waiting, context=self.no_episode)
 
     def begin_waiting(self) -> None:
-        """Begins as many episodes as there is room for, each of the play that has the fewest between two turns."""
-        between_turns = {number: episode for number, episode in self.running.items() if episode.turn is None}
+        """Begins episodes while there is room, each of the play that has the fewest between two turns."""
+        between_turns = {number: episode for number, episode in self.running.items() if not episode.waiting}
         running = (self.ran | self.ran_before) & between_turns.keys()
         room = min(MAX_RUNNING - len(running), self.threads.size - self.threads.count_of(self.running))
         count = Counter(episode.play for episode in between_turns.values())
@@ -156,12 +168,12 @@ class EpisodeServer:
         self.ran, self.ran_before, self.next_round = set(), self.ran, None
         self.begin_soon(ROUND_S)
 
-    def begin(self, number: int, play: str, row: bytes, max_new_tokens: int) -> None:
+    def begin(self, number: int, play: str, *start: Any) -> None:
         try:
-            self.running[number] = RunningEpisode(self, number, play, row, max_new_tokens)
+            self.running[number] = RunningEpisode(self, number, play, *start)
             self.ran.add(number)
         except BaseException as error:  # no memory, for one
-            self.send_end(number, 0, "stop", exception_verdict("the episode cannot begin", error, ()), [], [])
+            self.send_end(number, [], "stop", exception_verdict("the episode cannot begin", error, ()), [], [])
 
     def drop(self, number: int) -> None:
         if episode := self.running.get(number):
@@ -171,11 +183,17 @@ class EpisodeServer:
         self.send(dropped=number)
 
     def end(self, number: int, finish: str, verdict: Verdict | None, messages: list[Any], scores: list[Any]) -> None:
-        turns = len(self.running.pop(number).ask.replies)
+        turns = [turn.number for turn in self.running.pop(number).ask.in_order]
         self.send_end(number, turns, finish, verdict, messages, scores)
 
     def send_end(
-        self, number: int, turns: int, finish: str, verdict: Verdict | None, messages: list[Any], scores: list[Any]
+        self,
+        number: int,
+        turns: list[int],
+        finish: str,
+        verdict: Verdict | None,
+        messages: list[Any],
+        scores: list[Any],
     ) -> None:
         try:
             given = verdict and dataclasses.asdict(verdict)
@@ -197,17 +215,30 @@ class EpisodeServer:
 class RunningEpisode:
     """One episode: its task, the turn it waits for, and the time it has between two turns."""
 
-    def __init__(self, server: EpisodeServer, number: int, play: str, row: bytes, max_new_tokens: int):
+    def __init__(
+        self,
+        server: EpisodeServer,
+        number: int,
+        play: str,
+        row: bytes,
+        max_new_tokens: int,
+        sampling: dict[str, float],
+    ):
         self.server, self.number, self.play, self.row = server, number, play, row
         self.player, self.settings, self.loop = server.players[play], server.settings, server.loop
-        self.turn: asyncio.Future[Turn] | None = None
-        self.observation: list[int] = []
+        self.waiting: dict[int, asyncio.Future[Turn]] = {}  # by ask
         self.outside_s = 0.0  # spent between turns so far
         self.dropped = False
         self.timed_out = 0.0
         s = self.settings
         limits = Limits(s.max_turns, max_new_tokens, s.max_tokens, s.window)
-        self.ask = EpisodeAsk(self.player.new_conversation(), limits, self.sample, self.player.read_reply)
+        player = self.player
+        given = (player.new_conversation, limits, self.sample, player.read_reply, player.equipment.schemas)
+        self.session = Session(*given) if player.takes_session else None  # what programs ask
+        self.ask = self.session or EpisodeAsk(*given)
+        if self.session and server.gateway:
+            self.session.sampling = sampling
+            server.gateway.open(number, self.session)
         self.task = EpisodeTask(self.run(), number, self.loop)
 
     def begin_step(self) -> None:
@@ -225,20 +256,23 @@ class RunningEpisode:
         self.server.send(late=self.number)
         self.task.cancel()
 
-    async def sample(self, observation: list[int], max_tokens: int) -> Turn:
+    async def sample(self, asked: TurnRequest) -> Turn:
         """Asks the runner for a turn."""
-        self.end_step()
-        self.observation, self.turn = observation, self.loop.create_future()
-        self.server.send(ask=self.number, observation=observation, max_tokens=max_tokens)
+        if not self.waiting:
+            self.end_step()
+        turn = self.waiting[asked.turn] = self.loop.create_future()
+        self.server.send(ask=self.number, **vars(asked))
         try:
-            return await self.turn
+            return await turn
         finally:
-            self.turn = None
+            self.waiting.pop(asked.turn, None)
 
-    def resume(self, tokens: list[int], logprobs: list[float], finish: str) -> None:
-        if self.turn and not self.turn.done():
-            self.begin_step()
-            self.turn.set_result(Turn(self.observation, tokens, logprobs, finish))
+    def resume(self, number: int, tokens: Ints, logprobs: Floats, finish: str) -> None:
+        turn = self.waiting.pop(number, None)
+        if turn and not turn.done():
+            if not self.waiting:
+                self.begin_step()
+            turn.set_result(Turn(tokens.tolist(), logprobs.tolist(), finish))
 
     def drop(self) -> None:
         self.dropped = self.ask.closed = True
@@ -266,13 +300,26 @@ class RunningEpisode:
             verdict = self.timeout_verdict()
         self.ask.closed = True
         self.timer.cancel()
+        self.end_requests()
         if not self.dropped:
             self.server.end(
                 self.number, self.ask.finish, verdict, self.player.transcript(self.ask), self.ask.turn_scores
             )
 
     async def run_function(self) -> Any:
-        return await self.player.play(pickle.loads(self.row), self.ask)
+        try:
+            return await self.player.play(pickle.loads(self.row), self.ask)
+        except Exception as error:
+            if self.session and self.session.over:  # what its client makes of the refusal
+                raise EpisodeOver(self.session.over) from error
+            raise
+
+    def end_requests(self) -> None:
+        """Ends what programs still ask for."""
+        if self.session and self.server.gateway:
+            self.server.gateway.close(self.session)
+            for turn in self.waiting.values():
+                turn.cancel()
 
     def timeout_verdict(self) -> Verdict:
         self.ask.over = "time"
@@ -321,12 +368,31 @@ async def run_announced(coroutine: Coroutine[Any, Any, Any], announce: Callable[
     return await Announced(coroutine, announce)
 
 
+def preload(settings: EpisodeSettings) -> None:
+    """Imports what `equip` needs, once for all processes that are forked."""
+    with skip_generation_import():
+        from transformers import AutoConfig, AutoTokenizer  # noqa: F401
+
+    serves = any(map(may_serve, settings.plays))
+    if serves or settings.tools or settings.tool_parser or settings.reasoning_parser:
+        with vllm_on_cpu():
+            import vllm.entrypoints.openai.chat_completion.protocol
+            import vllm.tokenizers.hf  # noqa: F401
+    if serves:
+        import workers.episodes.gateway  # noqa: F401
+
+
+def may_serve(play: str) -> bool:
+    """Guesses whether programs ask the model: then the imports of a web server are needed. Runs none of the user's code."""
+    file = Path(play.rpartition(":")[0]).expanduser()
+    return play == "command" or (file.suffix == ".py" and file.is_file() and b"session" in file.read_bytes())
+
+
 async def equip(settings: EpisodeSettings) -> Equipment:
     """Loads the tokenizer, the tools and the parsers. The parser of tool calls is by default that of the model."""
-    from workers.rollout.reply_formats import make_reply_parser
+    from transformers import AutoConfig, AutoTokenizer
 
-    with contextlib.nullcontext() if settings.trust_remote_code else skip_generation_import():
-        from transformers import AutoConfig, AutoTokenizer
+    from workers.rollout.reply_formats import make_reply_parser
 
     options = {"trust_remote_code": settings.trust_remote_code}
     tokenizer = AutoTokenizer.from_pretrained(settings.model, **options)
@@ -336,16 +402,27 @@ async def equip(settings: EpisodeSettings) -> Equipment:
     template = ConversationTemplate(tokenizer, settings.template_options, template_text, vocabulary)
     toolbox = Toolbox(settings.tools)
     schemas = await toolbox.schemas()
+    of_programs = settings.tool_parser or suggest_tool_parser(model.to_dict(), template.chat_template)
     tool_parser = settings.tool_parser
     if schemas and not tool_parser:
-        tool_parser = suggest_tool_parser(model.to_dict(), template.chat_template)
+        tool_parser = of_programs
         if not tool_parser:
             raise ConfigError(
                 f"episode.tool_parser: {settings.model} is of no family whose calls are known. Name the parser that "
                 f"reads them: {', '.join(known_tool_parsers())}."
             )
-    parser = make_reply_parser(tokenizer, tool_parser, settings.reasoning_parser, schemas, settings.template_options)
-    return Equipment(template, parser, toolbox, schemas)
+
+    @functools.lru_cache(maxsize=64)
+    def read_with(tools: str, tool_parser: str) -> ReplyParser:
+        reasoning, options = settings.reasoning_parser, settings.template_options
+        return make_reply_parser(tokenizer, tool_parser, reasoning, json.loads(tools), options)
+
+    def reader(tools: Sequence[dict[str, Any]]) -> ReplyParser:
+        known = list(tools) == schemas
+        return read_with(json.dumps(tools), tool_parser if known else of_programs if tools else "")
+
+    reader(schemas)
+    return Equipment(template, reader, toolbox, schemas, of_programs)
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes:
@@ -358,7 +435,3 @@ async def read_message(reader: asyncio.StreamReader) -> bytes:
 
 def main(fd: int, parent: int) -> None:
     run_child(fd, parent, lambda c, settings: EpisodeServer(c, settings).serve, doing="loading the episode's functions")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

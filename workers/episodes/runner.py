@@ -1,25 +1,38 @@
 """Plays episodes in an episode process, and replaces the process when it crashes, stalls, or is past a deadline.
 
     send(commands) ──▶ supervisor thread ──▶ episode process (workers/episodes/process.py)
-    events()       ◀──┘
+    events(line)   ◀──┘
 
-The plays of a process that has ended are `Lost`, or have failed, if one took too long. The driver has them played again.
+The plays of a process that has ended are `Lost`, or have failed, if one took too long. Engines have them played again.
 """
 
 import pickle
 import queue
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.types import Episode, Verdict
-from workers.episodes.messages import Answer, Asked, Command, Drop, Ended, Event, Lost, Start, batching_s
 from workers.processes.handle import ProcessHandle
 from workers.processes.supervisor import SILENCE_LIMIT_S, Cause, ProcessSupervisor
+from workers.turns.messages import (
+    LINE_BITS,
+    Answer,
+    Asked,
+    Command,
+    Drop,
+    Ended,
+    EndLine,
+    Event,
+    Lost,
+    Start,
+    batching_s,
+)
 
+SIGN_OF_LIFE_S = 1.0  # between two messages that say nothing
 GRACE_S = 1.0  # for an episode to stop by itself, before its process is killed
 DROP_S = 10.0  # or step_timeout_s: for a dropped episode to end, before its process is replaced
 
@@ -31,7 +44,7 @@ class Played:
     start: Start
     asked: int = 0  # turns that it has asked for
     began: bool = False  # its code has run in the process
-    waits: bool = False  # for a turn
+    waits: set[int] = field(default_factory=set)  # for these turns
     step_began: float | None = None  # while it is not waiting for a turn
     outside_s: float = 0.0
     late: bool = False  # it has been cancelled there, and the event loop went on
@@ -52,7 +65,9 @@ class EpisodeRunner(ProcessSupervisor):
         self.last_begin = 0.0
         self.outgoing: list[tuple[Any, ...]] = []  # to the process
         self.running: int | None = None  # number of the episode whose code ran last
-        self.events_queue: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
+        self.reports = 0  # events so far
+        self.lines: dict[str, int] = {}  # by engine
+        self.events_of: defaultdict[int, queue.SimpleQueue[Event | Exception | None]] = defaultdict(queue.SimpleQueue)
         self.started = False
         super().__init__(settings)
 
@@ -62,16 +77,43 @@ class EpisodeRunner(ProcessSupervisor):
         if self.ended:
             self.fail_all()
 
-    def events(self) -> Iterator[list[Event]]:
-        """Yields what episodes ask for, and how they end. Raises the error after which no episode can be played."""
+    def begin_line(self, engine: str, line: int) -> None:
+        """Begins the line of an engine, and ends the one of the process that the engine had before."""
+        before = self.lines.get(engine, line)
+        self.lines[engine] = line
+        self.events_of[line]  # what comes before `events` is called waits there
+        if before != line:
+            self.send([EndLine(before)])
+            self.events_of.pop(before).put(None)
+
+    def events(self, line: int) -> Iterator[list[Event]]:
+        """Yields what episodes ask for, and how they end. Raises the error after which no episode can be played.
+
+        An empty list says that nothing is wrong: others have events, or all that are played wait for their turns.
+        """
+        arrived, events, reports = self.events_of[line], list[Event | Exception | None](), self.reports
         while True:
-            events = [self.events_queue.get()]
+            try:
+                events = [arrived.get(timeout=SIGN_OF_LIFE_S)]
+            except queue.Empty:
+                if reports == self.reports and (self.working or self.commands):
+                    continue
+                events = []
+            reports = self.reports
             time.sleep(batching_s(len(self.playing)))
-            while not self.events_queue.empty():
-                events.append(self.events_queue.get())
+            while not arrived.empty():
+                events.append(arrived.get())
             if error := next((e for e in events if isinstance(e, Exception)), None):
                 raise error
-            yield [e for e in events if not isinstance(e, Exception)]
+            if None in events:
+                return
+            yield [e for e in events if not isinstance(e, Exception | None)]
+
+    def report(self, event: Event) -> None:
+        self.reports += 1
+        events = self.events_of.get(event.number >> LINE_BITS)
+        if events is not None:  # else its engine was lost
+            events.put(event)
 
     # --- the supervisor thread ---------------------------------------------------------------------------------------
 
@@ -83,8 +125,10 @@ class EpisodeRunner(ProcessSupervisor):
                 self.waiting.append(Played(command))
             elif isinstance(command, Answer):
                 self.answer(command)
+            elif isinstance(command, Drop):
+                self.drop(command.number)
             else:
-                self.drop(command)
+                self.end_line(command.number)
         while self.waiting and len(self.playing) + len(self.dropped) < self.limits.concurrency:
             self.begin(self.waiting.popleft())
         if self.outgoing:
@@ -103,7 +147,7 @@ class EpisodeRunner(ProcessSupervisor):
             self.start_spare()  # not earlier: when a run starts, others need the cores
         self.playing[start.number] = played
         self.last_begin = time.monotonic()
-        self.outgoing.append(("start", start.number, start.play, row, start.max_new_tokens))
+        self.outgoing.append(("start", start.number, start.play, row, start.max_new_tokens, start.sampling))
 
     def begin_step(self, played: Played) -> None:
         played.step_began = time.monotonic()
@@ -117,18 +161,25 @@ class EpisodeRunner(ProcessSupervisor):
 
     def answer(self, command: Answer) -> None:
         played = self.playing.get(command.number)
-        if played and played.waits and command.index == played.asked - 1:
-            played.waits = False
-            self.begin_step(played)
-            turn = command.turn
-            self.outgoing.append(("turn", command.number, turn.tokens, turn.logprobs, turn.finish))
+        if played and command.asked in played.waits:
+            played.waits.remove(command.asked)
+            if not played.waits:
+                self.begin_step(played)
+            turn = command.asked, command.tokens, command.logprobs, command.finish
+            self.outgoing.append(("turn", command.number, *turn))
 
-    def drop(self, command: Drop) -> None:
-        self.waiting = deque(p for p in self.waiting if p.start.number != command.number)
-        if played := self.playing.pop(command.number, None):
+    def drop(self, number: int) -> None:
+        self.waiting = deque(p for p in self.waiting if p.start.number != number)
+        if played := self.playing.pop(number, None):
             self.working.discard(played)
-            self.outgoing.append(("drop", command.number))
-            self.dropped[command.number] = time.monotonic() + min(self.limits.step_timeout_s, DROP_S) + GRACE_S
+            self.outgoing.append(("drop", number))
+            self.dropped[number] = time.monotonic() + min(self.limits.step_timeout_s, DROP_S) + GRACE_S
+
+    def end_line(self, line: int) -> None:
+        numbers = [*self.playing, *(played.start.number for played in self.waiting)]
+        for number in numbers:
+            if number >> LINE_BITS == line:
+                self.drop(number)
 
     def has_work(self) -> bool:
         return self.started
@@ -145,20 +196,21 @@ class EpisodeRunner(ProcessSupervisor):
         elif "late" in message and (played := self.playing.get(message["late"])):
             played.late = True
         elif "ask" in message and (played := self.playing.get(message["ask"])):
-            self.on_ask(played, message["observation"], message["max_tokens"])
+            what = {name: value for name, value in message.items() if name != "ask"}
+            self.on_ask(played, Asked(played.start.number, **what | {"stop": tuple(message["stop"])}))
         elif "end" in message and message["end"] in self.playing:
             self.working.discard(self.playing.pop(message["end"]))
             self.running = None
             verdict = message["verdict"] and Verdict(**message["verdict"])
             episode = Episode(verdict, message["messages"], message["turn_scores"])
-            self.events_queue.put(Ended(message["end"], message["finish"], episode, message["turns"]))
+            self.report(Ended(message["end"], message["finish"], episode, tuple(message["turns"])))
 
-    def on_ask(self, played: Played, observation: list[int], max_tokens: int) -> None:
+    def on_ask(self, played: Played, asked: Asked) -> None:
         self.running = None
         self.end_step(played)
-        self.events_queue.put(Asked(played.start.number, played.asked, observation, max_tokens))
+        self.report(asked)
         played.asked += 1
-        played.waits = True
+        played.waits.add(asked.turn)
 
     # --- deadlines and crashes ---------------------------------------------------------------------------------------
 
@@ -205,12 +257,14 @@ class EpisodeRunner(ProcessSupervisor):
             self.fail(played, "timeout", f"{detail}, after turn {played.asked}" if played.asked else detail)
         for played in lost:
             suspect = cause == "crash" and played in suspects
-            self.events_queue.put(Lost(played.start.number, played.asked, suspect, exit_status))
+            self.report(Lost(played.start.number, played.asked, suspect, exit_status))
 
     def fail(self, played: Played, failure: str, detail: str) -> None:
         episode = Episode(Verdict(None, failure=failure, detail=detail), [], [])
         finish = "time" if failure == "timeout" else "stop"
-        self.events_queue.put(Ended(played.start.number, finish, episode, played.asked - played.waits))
+        turns = tuple(turn for turn in range(played.asked) if turn not in played.waits)
+        self.report(Ended(played.start.number, finish, episode, turns))
 
     def fail_work(self, error: Exception) -> None:
-        self.events_queue.put(error)
+        for events in self.events_of.values():
+            events.put(error)

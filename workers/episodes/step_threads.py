@@ -12,7 +12,7 @@ MAX_LEFT_THREADS = 32  # that functions and tools may leave running before the p
 
 
 class StepThreads(ThreadPoolExecutor):
-    """Knows which threads are busy for episodes that have ended: a step that hangs keeps its thread for ever."""
+    """Knows which threads are busy for episodes that have ended: a step that hangs never frees its thread."""
 
     def __init__(self, concurrency: int):
         self.size = min(concurrency, MAX_THREADS)
@@ -42,5 +42,5 @@ class StepThreads(ThreadPoolExecutor):
 def call_step(function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
     try:
         return function(*args, **options)
-    except StopIteration as error:  # asyncio would wait for ever
+    except StopIteration as error:  # asyncio would never end
         raise RuntimeError("the step raised StopIteration") from error

@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 from rlsys.config.schema import Config
 from rlsys.episodes.settings import EpisodeSettings
@@ -10,8 +11,11 @@ from workers.episodes.runner import EpisodeRunner
 from workers.fleet.ray_cluster import concurrency_group
 from workers.start.worker_setup import setup_worker_process
 
-# One thread each. Ray promises the order of calls to a single thread only: a `Drop` must not overtake its `Start`.
-RAY_OPTIONS = {"concurrency_groups": {"commands": 1, "events": 1}}
+
+def ray_options(config: Config) -> dict[str, Any]:
+    """A thread for commands: Ray promises the order of calls to a single thread only, and a `Drop` must not overtake its
+    `Start`. And one for the events of each engine, and for that of a lost one, until it has ended."""
+    return {"concurrency_groups": {"commands": 1, "events": 2 * config.rollout.engines}}
 
 
 class EpisodeWorker:
@@ -34,9 +38,15 @@ class EpisodeWorker:
         assert self.runner is not None
         self.runner.send(pickle.loads(commands))
 
-    @concurrency_group("events")
-    def events(self) -> Iterator[bytes]:
-        """Yields pickled lists of `Event`: what episodes ask for, and how they end, as long as the worker lives."""
+    @concurrency_group("commands")
+    def begin_line(self, engine: str, line: int) -> None:
+        """From now on this process of the engine sends commands, and reads `events`. None of an earlier one does."""
         assert self.runner is not None
-        for events in self.runner.events():
+        self.runner.begin_line(engine, line)
+
+    @concurrency_group("events")
+    def events(self, line: int) -> Iterator[bytes]:
+        """Yields pickled lists of `Event`: what episodes ask for, and how they end, as long as the line lasts."""
+        assert self.runner is not None
+        for events in self.runner.events(line):
             yield pickle.dumps(events)

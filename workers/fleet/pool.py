@@ -12,15 +12,22 @@ import queue
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from rlsys.errors import WorkerFailed, WorkerLost
 from workers.fleet.cluster import Actor, CallFailed
-from workers.fleet.replaceable_workers import ReplaceableWorkers
 from workers.fleet.watchdog import POLL_S, StallTimer, Watchdog, explain_failure
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
+
+
+class Workers(Protocol):
+    """`ReplaceableWorkers`, or what stands for them."""
+
+    actors: dict[str, Actor]
+
+    def replace(self, lost: dict[str, WorkerLost], actors: dict[str, Actor]) -> None: ...
 
 
 @dataclass(eq=False)
@@ -40,7 +47,7 @@ class WorkPool(Generic[Key, Item]):
 
     def __init__(
         self,
-        workers: ReplaceableWorkers,
+        workers: Workers,
         watchdog: Watchdog,
         doing: str,
         uid: Callable[[Item], str] | None = None,
@@ -52,7 +59,7 @@ class WorkPool(Generic[Key, Item]):
         self.timers: dict[str, StallTimer] = {name: watchdog.start_timer() for name in workers.actors}
         self.actors: dict[str, Actor] = {}  # that hold the items; another thread may have replaced one since
         self.inbox = watchdog.threads.queue()
-        self.on_arrival: Callable[[], None] = lambda: None  # called on any thread
+        self.on_arrival: Callable[[], object] = lambda: None  # called on any thread
 
     @property
     def busy(self) -> list[str]:
@@ -107,7 +114,7 @@ class WorkPool(Generic[Key, Item]):
             if self.inbox.empty() and (stalled := self.find_stalled()):
                 return stalled
             try:
-                arrival = self.inbox.get(timeout=timeout_s)
+                arrival = self.inbox.get(timeout_s > 0, timeout_s)
             except queue.Empty:
                 return None
             if arrival is None:
@@ -150,11 +157,15 @@ class WorkPool(Generic[Key, Item]):
             sentence, _, log = str(error).partition("\n")
             raise WorkerLost(f"{sentence}; {cause}.\n{log}") from error
         self.workers.replace({worker: error}, {worker: self.actors.pop(worker)})
-        for timer in self.timers.values():  # nothing was read meanwhile
+        self.reset_timers()
+
+    def reset_timers(self) -> None:
+        """Called when nothing was read for a while."""
+        for timer in self.timers.values():
             timer.reset()
 
     def require_debtor(self, waiting: str) -> None:
-        """Raises an error where `poll` would wait for ever: something waits, and no worker owes an answer."""
+        """Raises an error where `poll` would never end: something waits, and no worker owes an answer."""
         if waiting and not self.busy and self.inbox.empty():
             raise WorkerFailed(
                 f"{self.doing}: {waiting}, and no worker owes an answer. This is a defect of rlsys, please report it; the "

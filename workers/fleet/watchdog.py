@@ -32,7 +32,6 @@ class Watchdog:
 
     logs: Path
     stall_s: float = 1800.0
-    abort: bool = False  # whether a stalled worker ends the run instead of being replaced
     stop: StopSignal = field(default_factory=StopSignal)
     note: Callable[[str], None] = print  # shows a sentence on the screen
     event: Callable[..., None] = ignore_event  # writes a line of events.jsonl
@@ -43,7 +42,7 @@ class Watchdog:
     def from_config(
         cls, config: Config, logs: Path, stop: StopSignal, note: Callable[[str], None], event: Callable[..., None]
     ) -> "Watchdog":
-        return cls(logs, config.watchdog.stall_s, config.watchdog.action == "abort", stop, note, event)
+        return cls(logs, config.watchdog.stall_s, stop, note, event)
 
     def outcomes(self, calls: Mapping[str, Call], doing: str, limit_s: float = 0) -> Iterator[tuple[str, Any]]:
         """`{worker name: call}` → `(name, answer)`, or `(name, WorkerFailed | ConfigError)`, as they come.
@@ -91,9 +90,7 @@ class Watchdog:
     def start_timer(self, limit_s: float = 0) -> "StallTimer":
         return StallTimer(limit_s or self.stall_s, self.stop, self.threads)
 
-    def report_stall(
-        self, names: list[str], doing: str, waited_s: float, uids: list[str] | None = None
-    ) -> WorkerFailed:
+    def report_stall(self, names: list[str], doing: str, waited_s: float, uids: list[str] | None = None) -> WorkerLost:
         """Reports stalled workers with their stacks, on screen and in events.jsonl. The caller raises the exception."""
         stacks = collect_stacks(names, self.logs)
         sentence = f"{doing}: {', '.join(names)} stalled: no answer for {waited_s:.0f} s"
@@ -104,7 +101,7 @@ class Watchdog:
         self.note("\n".join([sentence, *(f"  {name}: {innermost_calls(text)}" for name, text in stacks.items())]))
         sentence += " (watchdog.stall_s; cluster.start_timeout_s while they come up). "
         sentence += f"Their stacks are in events.jsonl, their logs in {self.logs}"
-        return WorkerFailed(sentence) if self.abort else WorkerLost(sentence)
+        return WorkerLost(sentence)
 
 
 class StallTimer:

@@ -18,7 +18,7 @@ from workers.fleet.ray_cluster import node_address
 from workers.rollout.architecture import keeps_state
 from workers.rollout.async_engine import AsyncEngine
 from workers.rollout.engine import Engine
-from workers.rollout.engine_settings import STATE_ARGUMENTS, engine_arguments, runs_in_process
+from workers.rollout.engine_settings import BLOCK_SIZE, STATE_ARGUMENTS, engine_arguments, runs_in_process
 from workers.rollout.in_process_engine import InProcessEngine
 from workers.rollout.refusal import refusing_model
 from workers.rollout.vllm_requests import Stops
@@ -117,4 +117,4 @@ def longest_sequence(c: Config, path: str) -> int:
     if c.cluster.device == "gpu" or shape is None:
         return longest
     tokens = (c.rollout.kv_cache_mb << 20) // shape.kv_bytes_per_token(4 if c.rollout.dtype == "float32" else 2)
-    return int(min(longest, tokens // c.rollout.block_size * c.rollout.block_size))
+    return int(min(longest, tokens // BLOCK_SIZE * BLOCK_SIZE))

@@ -24,7 +24,7 @@ class CriticRank(LearnerRank):
     """One rank. Each method is called on all ranks at the same time, because it holds a collective."""
 
     def __init__(self, config: Config, rank: int, logs: str):
-        super().__init__(config, rank, logs, role="critic", ranks=config.critic.ranks, port=config.critic.port)
+        super().__init__(config, rank, logs, role="critic", ranks=config.critic.ranks)
 
     @frees_gpu_memory
     @giving_back_large_blocks()

@@ -59,11 +59,9 @@ def sum_of_squares(x: Floats) -> float:
 
 def with_zero_stage(settings: PolicyConfig, stage: int) -> PolicyConfig:
     """Returns the policy's settings with another ZeRO stage, and with as much offloading as that stage supports."""
+    least_stage = {"optimizer": 1, "params": 3}
     return replace(
-        settings,
-        zero_stage=stage,
-        offload_optimizer=settings.offload_optimizer and stage > 0,
-        offload_params=settings.offload_params and stage == 3,
+        settings, zero_stage=stage, offload=[part for part in settings.offload if stage >= least_stage.get(part, 0)]
     )
 
 
@@ -121,7 +119,7 @@ class GradientRank(LearnerRank):
         self.objective = Objective(self.config, self.zero.engine.device)
 
     def can_share(self, ranks: int) -> bool:
-        """Returns whether so many ranks can share packs of this model."""
+        """Returns whether this number of ranks can share packs of this model."""
         assert self.zero
         decoder = self.zero.engine.module.decoder
         heads = decoder.config.num_attention_heads

@@ -1,7 +1,6 @@
 """The policy: DeepSpeed ZeRO ranks as Ray actors, and the driver's one handle to them."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from workers.learner.gpu_memory import (
 from workers.learner.ranks import LearnerGroup, LearnerRank, share_facts
 from workers.learner.zero import ZeroEngine
 from workers.sync import SENDERS, Message
-from workers.sync.adapters import AdapterSender
 from workers.sync.disk_format import is_converted
 from workers.sync.sending import PolicyWeights, WeightSender
 from workers.sync.weight_sync import Engines, WeightSync
@@ -34,7 +32,7 @@ class PolicyRank(LearnerRank):
     """One rank. Each method is called on all ranks at the same time, because it holds a collective."""
 
     def __init__(self, config: Config, rank: int, logs: str):
-        super().__init__(config, rank, logs, role="policy", ranks=config.policy.ranks, port=config.policy.port)
+        super().__init__(config, rank, logs, role="policy", ranks=config.policy.ranks)
 
     @recorded()
     @frees_gpu_memory
@@ -66,8 +64,7 @@ class PolicyRank(LearnerRank):
             prove_adapters(self.lm, self.zero.forward_all, weights, c.policy.lora.alpha / c.policy.lora.rank)
         # Devices of an engine hold shards of tensors. Hashes with positions can be added up to those of whole tensors.
         by_position = c.cluster.device == "gpu" or c.rollout.tensor_parallel > 1
-        kind = AdapterSender if c.sync.what == "adapter" else WeightSender
-        self.weight_sender = kind(weights, sender, by_position)
+        self.weight_sender = WeightSender(weights, sender, by_position)
         if c.cluster.device == "gpu":
             freeze_started_objects()
         return self.lm.get_decoder().packs.mixers
@@ -115,18 +112,6 @@ class PolicyRank(LearnerRank):
 
     def fingerprints(self) -> dict[str, list[int]]:
         return self.weight_sender.fingerprints()
-
-    def randomize_adapters(self) -> None:
-        """Until `restore_adapters`, for the proof that engines merge them."""
-        from rlsys.forward.lora import adapted_layers
-        from workers.learner.proofs.adapters import random_adapters
-
-        layers = list(adapted_layers(self.lm).values())
-        self.adapter_proof = ExitStack()
-        self.adapter_proof.enter_context(random_adapters(layers, layers[0].scale))
-
-    def restore_adapters(self) -> None:
-        self.adapter_proof.close()
 
     @frees_gpu_memory
     def finish_send(self) -> None:

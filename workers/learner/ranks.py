@@ -21,16 +21,15 @@ from workers.start.worker_setup import setup_worker_process
 class LearnerRank:
     """What every rank has, of the policy, of the critic, and of the check of gradients."""
 
-    def __init__(self, config: Config, rank: int, logs: str, *, role: str, ranks: int, port: int = 0):
-        """`port`: where the ranks meet; 0 is any free port."""
+    def __init__(self, config: Config, rank: int, logs: str, *, role: str, ranks: int):
         setup_worker_process(f"{role}-{rank}", logs)
-        self.config, self.rank, self.ranks, self.port = config, rank, ranks, port
+        self.config, self.rank, self.ranks = config, rank, ranks
         self.writer = CheckpointWriter()
         import_deepspeed(config, ranks)
 
     def rendezvous_address(self) -> tuple[str, int]:
         """Returns host and port where the ranks can meet. The driver asks rank 0."""
-        return node_address(), self.port or free_port()
+        return node_address(), free_port()
 
     def join(self, address: str, port: int) -> None:
         """Joins the other ranks."""
@@ -61,7 +60,7 @@ def share_facts(rank: LearnerRank, packs: Iterable[Pack], *others: Any) -> Facts
 class LearnerGroup:
     """All ranks of one model, for the driver. `LearnerGroup("policy", 2, …).call_all("save", folder)`
 
-    With policy.sequence_parallel, so many ranks in a row share their packs, and count as one in `ranks`.
+    With policy.sequence_parallel, this number of neighboring ranks share their packs, and count as one in `ranks`.
     """
 
     def __init__(self, role: str, ranks: int, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog):

@@ -33,19 +33,19 @@ WEIGHTS = "reference"  # a folder in the run directory, and in a checkpoint
 
 
 class ReferenceWorker:
-    """One rank. With reference.zero_stage 3 all ranks are called at the same time, because `start` and `score` hold
+    """One rank. With reference.place split all ranks are called at the same time, because `start` and `score` hold
     collectives; otherwise each has the whole model, and needs no other.
     """
 
     def __init__(self, config: Config, rank: int, logs: str):
         setup_worker_process(reference_names(config)[rank], logs)
-        self.config, self.rank = config, rank
-        self.split = config.reference.zero_stage == 3
+        self.config, self.rank, place = config, rank, config.reference.place
+        self.split, self.offload = place == "split", place == "offload"
         import torch
         import transformers  # noqa: F401  slow imports, while the driver does other things
 
         self.torch = torch
-        self.device = "cuda" if config.cluster.device == "gpu" and config.reference.gpus else "cpu"
+        self.device = "cuda" if config.cluster.device == "gpu" and place != "cpu" else "cpu"
         ranks = config.reference.ranks + config.policy.ranks
         torch.set_num_threads(cpu_threads(config, ranks))
         if self.split:
@@ -82,10 +82,8 @@ class ReferenceWorker:
 
     def settings(self) -> PolicyConfig:
         """The policy's settings, as far as they apply to a model that only scores."""
-        settings: dict[str, Any] = {"zero_stage": 0, "offload_optimizer": False, "offload_params": False}
-        if self.split:
-            settings |= {"zero_stage": 3, "offload_params": self.config.reference.offload, "compile": False}
-        return replace(self.config.policy, **settings, sequence_parallel=1)
+        p = replace(self.config.policy, zero_stage=0, offload=[], sequence_parallel=1)
+        return replace(p, zero_stage=3, compile=False) if self.split else p
 
     def forward_all(self, packs: list[Pack], **options: bool) -> list[Any]:
         with self.torch.no_grad():
@@ -108,15 +106,15 @@ class ReferenceWorker:
     @frees_gpu_memory
     def score(self, packs: list[Pack]) -> list[Floats]:
         """Returns the log-probs [K] of each pack."""
-        if self.config.reference.offload and not self.split:
+        if self.offload:
             self.packed.to(self.device)
         scores = [logprobs.cpu().numpy() for logprobs, _ in self.forward_all(packs)]
         self.move_away()
         return scores
 
     def move_away(self) -> None:
-        """Moves whole weights to host memory, if they rest there. DeepSpeed keeps split ones there itself."""
-        if self.config.reference.offload and not self.split and self.device == "cuda":
+        """Moves the weights to host memory, if they rest there."""
+        if self.offload and self.device == "cuda":
             self.packed.to("cpu")
             self.torch.cuda.empty_cache()
 
@@ -164,7 +162,7 @@ class Reference:
     def __init__(self, config: Config, spawn: Callable[[str], Any], watchdog: Watchdog, policy: PolicyGroup):
         self.config, self.ranks, self.names = config, config.reference.ranks, reference_names(config)
         self.workers = ReplaceableWorkers(self.names, spawn, watchdog)
-        self.split = config.reference.zero_stage == 3
+        self.split = config.reference.place == "split"
         self.attempts = 1 if self.split else MAX_ATTEMPTS  # ranks that hold parts of one model are lost together
         self.policy, self.folder = policy, watchdog.logs.parent / WEIGHTS  # of the weights that it has taken
         self.refreshed = False  # once it is true, the folder holds the reference's weights

@@ -40,7 +40,7 @@ class ZeroEngine:
             zero_init(settings, torch.nn.Module())
         trained = [p for p in model.parameters() if p.requires_grad]
         elements = sum(getattr(p, "ds_numel", p.numel()) for p in trained)
-        betas, decay = (settings.beta1, settings.beta2), settings.weight_decay
+        betas, decay = (settings.betas[0], settings.betas[1]), settings.weight_decay
         on_gpu = not get_accelerator().is_synchronized_device()
         bucket = elements if settings.lora.rank else reduce_bucket(elements) if on_gpu else None
         self.deepspeed, self.settings = deepspeed, settings

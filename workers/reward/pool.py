@@ -21,7 +21,9 @@ from workers.reward.runner import RewardRunner
 from workers.reward.sample_queue import JudgeResult, RewardItem
 from workers.start.worker_setup import setup_worker_process
 
-RAY_OPTIONS = {"max_concurrency": ASYNC_LISTS + 1}
+
+def ray_options(config: Config) -> dict[str, Any]:
+    return {"max_concurrency": ASYNC_LISTS + 1}
 
 
 def worker_numbers(name: str) -> tuple[int, int]:

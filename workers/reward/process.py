@@ -24,7 +24,6 @@ import json
 import os
 import pickle
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -151,9 +150,10 @@ class RewardServer:
             self.retire_reason = f"functions left {left_threads} threads running"
 
 
+def preload(settings: RewardSettings) -> None:
+    """Imports what a server needs, once for all processes that are forked."""
+    from rlsys.rewards import Judge  # noqa: F401
+
+
 def main(fd: int, parent: int) -> None:
     run_child(fd, parent, lambda c, settings: RewardServer(c, settings).serve, doing="loading the reward functions")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -96,7 +96,7 @@ class SampleQueue:
 
         A suspect is a running sample that may be the cause. If it ran alone, it has failed. If it did not, it is handed
         back to be judged alone, which shows whether it was the cause. So it is if the process was killed, which others may
-        have done, but not for ever. All others are handed back to be retried.
+        have done, but not without end. All others are handed back to be retried.
         """
         deadlines = self.deadlines if cause != "retired" else {}
         suspects = [n for n, deadline in deadlines.items() if cause == "crash" or deadline.at <= now]

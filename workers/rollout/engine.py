@@ -2,7 +2,7 @@
 
 `InProcessEngine`, on CPU, steps vLLM inside the actor: no child process, no compilation unless asked for, and a much
 shorter start. `AsyncEngine`, on GPUs and with tensor parallelism, is vLLM's AsyncLLM: it reports a dead engine core at
-once, where the synchronous engine would wait for ever.
+once, where the synchronous engine would never end.
 """
 
 from collections.abc import AsyncIterator

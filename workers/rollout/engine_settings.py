@@ -6,6 +6,7 @@ from typing import Any
 
 from rlsys.config.derived import DEFAULT_BATCHED_TOKENS, max_batched_tokens, runs_eagerly
 from rlsys.config.schema import Config
+from rlsys.episodes.settings import plays
 from rlsys.models.cache_blocks import cache_blocks
 from rlsys.models.families import family_of
 from rlsys.models.lookup import known_model_shape
@@ -32,6 +33,7 @@ SHARED_TAILS = {
     "kv_connector_module_path": "workers.cpu.prompt_tails",
     "kv_role": "kv_consumer",
 }
+BLOCK_SIZE = 32  # tokens per block of a KV cache on CPU; samples share the full blocks of their prompt
 USUAL_LARGEST_GRAPH = 512  # sequences; vLLM launches a step of more kernel by kernel, unless it is told sizes
 BESIDE_CACHE = 2 << 30  # bytes of an engine on a GPU, besides weights and logits; assumed
 # On CPU, of a model with states: vLLM would cache them with the prefixes, and for that compute prompts in parts.
@@ -59,12 +61,13 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
     arguments: dict[str, Any] = {
         "model": model,
         "tokenizer": model,
-        "skip_tokenizer_init": not r.stop,  # stop strings are looked for in the text
+        "skip_tokenizer_init": not (
+            r.stop or plays(config)
+        ),  # stop strings, which episodes may have, are looked for in the text
         "dtype": r.dtype,
         "max_model_len": longest_sequence,
         "max_num_seqs": r.max_sequences,
         "tensor_parallel_size": r.tensor_parallel,
-        "block_size": r.block_size,
         "enable_prefix_caching": True,
         "enforce_eager": runs_eagerly(config),
         "seed": config.run.seed,
@@ -89,7 +92,6 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
         arguments["distributed_executor_backend"] = "mp"
     if config.cluster.device == "cpu":
         return arguments | cpu_arguments(config)
-    arguments.pop("block_size")
     arguments["max_num_seqs"] = sequences_with_room(config, model)
     if not arguments["enforce_eager"] and arguments["max_num_seqs"] > USUAL_LARGEST_GRAPH:
         arguments["cudagraph_capture_sizes"] = graph_sizes(arguments["max_num_seqs"])
@@ -138,6 +140,7 @@ def cpu_arguments(config: Config) -> dict[str, Any]:
 
     r = config.rollout
     arguments: dict[str, Any] = {
+        "block_size": BLOCK_SIZE,
         "kv_cache_memory_bytes": r.kv_cache_mb << 20,
         # A prompt in two parts would rewind its random numbers, which vLLM's CPU build cannot.
         "enable_chunked_prefill": False,

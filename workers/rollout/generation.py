@@ -7,7 +7,8 @@ RequestScheduler ──requests──▶ WorkPool ◀──▶ engines
 """
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from rlsys.errors import NodeLost, WorkerFailed, WorkerLost, WrongWeights
@@ -15,18 +16,20 @@ from rlsys.types import Request, Sample
 from workers.fleet.cluster import END
 from workers.fleet.pool import Line, WorkPool
 from workers.fleet.replaceable_workers import ReplaceableWorkers
-from workers.fleet.watchdog import POLL_S, Watchdog
+from workers.fleet.watchdog import Watchdog
 from workers.rollout.request_scheduler import RequestScheduler
 from workers.rollout.suspects import Suspects
+from workers.turns.engine_episodes import Progress
+from workers.turns.pool import LostLife
 
-Key = tuple[str, int]  # uid and index of a sample
+Key = tuple[str, int, int]  # of a request, and of its sample
 
 
 class Generation:
-    """`for samples in Generation(requests, engines, watchdog, max_running).run(): …`
+    """`for samples in Generation(requests, engines, watchdog, max_running, replace).run(): …`
 
-    While `seconds_to_wait()` is not 0, further requests may be added between two lists of samples. If no sample comes for
-    as many seconds, an empty list is yielded.
+    An episode is a request as others are: the engine that has it plays it. `replace_episode_workers` is called with those
+    that engines find lost.
     """
 
     def __init__(
@@ -35,23 +38,22 @@ class Generation:
         engines: ReplaceableWorkers,
         watchdog: Watchdog,
         max_running: int,
-        seconds_to_wait: Callable[[], float] = lambda: 0.0,
+        replace_episode_workers: Callable[[Iterable[LostLife]], None] = lambda lost: None,
     ):
         self.engines, self.watchdog = engines, watchdog
         self.scheduler = RequestScheduler(requests, max_running)
         self.pool: WorkPool[Key, Request] = WorkPool(engines, watchdog, "generating", lambda r: r.uid)
         self.suspects = Suspects()
         self.reserved: set[str] = set()  # engines that have suspects, and get no other request until they have none
-        self.seconds_to_wait, self.stop_requested, self.stopping = seconds_to_wait, False, False
-        self.engine_by_sample: dict[Key, str] = {}  # which engine has the turns of an episode in its cache
+        self.between_turns = Counter[str]()  # episodes, by engine: as many others may run there meanwhile
+        self.replace_episode_workers, self.stop_requested, self.stopping = replace_episode_workers, False, False
 
     def run(self) -> Iterator[list[Sample]]:
         """Yields samples as they finish, in any order."""
         self.assign_requests()
-        while self.pool.busy or self.seconds_to_wait():
-            news = self.pool.poll(self.seconds_to_wait() or POLL_S)
-            samples = self.accept(*news) if news else []
-            if samples or self.seconds_to_wait():
+        while self.pool.busy:
+            news = self.pool.poll()
+            if samples := self.accept(*news) if news else []:
                 yield samples
             if self.stop_requested and (not news or not self.stopping):
                 self.cancel_waiting()
@@ -70,32 +72,35 @@ class Generation:
                 log = self.watchdog.logs / f"{line.worker}.log"
                 raise WorkerFailed(f"generating: {line.worker} ended {len(line.missing)} samples short. Its log: {log}")
             return []
-        samples: list[Sample] = [s for s in pickle.loads(news) if self.pool.take(line, (s.uid, s.index))]
-        self.suspects.acquit([(s.uid, s.index) for s in samples])
-        if self.seconds_to_wait():
-            self.engine_by_sample.update(((s.uid, s.index), line.worker) for s in samples)
+        answer = pickle.loads(news)
+        if isinstance(answer, Progress):
+            answer = self.read_progress(line.worker, answer)
+        samples: list[Sample] = [s for s in answer if self.pool.take(line, s.key)]
+        self.suspects.acquit([s.key for s in samples])
         return samples
 
-    def add(self, request: Request) -> None:
-        """Adds a request. The next turn of an episode goes to the engine that has the others in its cache."""
-        self.scheduler.add(request, self.engine_by_sample.get((request.uid, request.index), ""))
+    def read_progress(self, engine: str, progress: Progress) -> list[Sample]:
+        self.between_turns[engine] = progress.between_turns
+        for kind, facts in progress.events:
+            self.watchdog.event(kind, **facts)
+        for note in progress.notes:
+            self.watchdog.note(note)
+        if progress.error:
+            raise progress.error
+        if progress.lost:
+            self.replace_episode_workers(progress.lost)
+            self.pool.reset_timers()
+        return progress.finished
 
-    def cancel_waiting(self) -> set[Key]:
-        """Drops the requests that no engine has. Returns their samples, by uid and index."""
-        return {(r.uid, r.index) for r in [*self.scheduler.clear(), *self.suspects.clear()]}
+    def cancel_waiting(self) -> None:
+        """Drops the requests that no engine has."""
+        self.scheduler.clear()
+        self.suspects.clear()
 
     @property
     def waiting_count(self) -> int:
         """The number of requests that no engine has."""
         return self.scheduler.waiting_count + len(self.suspects)
-
-    def pending_samples(self) -> set[Key]:
-        """The samples that engines owe, by uid and index."""
-        return {key for requests in self.pool.held.values() for key in requests}
-
-    def wake(self) -> None:
-        """Has `run` yield at once. Any thread may call it."""
-        self.pool.wake()
 
     def stop_early(self) -> None:
         """Ends the run early: pending samples come unfinished or not at all. Called between two lists of samples."""
@@ -112,6 +117,7 @@ class Generation:
         if isinstance(error, WrongWeights):
             self.watchdog.event("wrong weights", worker=name, cause=str(error))
         pending = self.pool.lose(name)
+        self.between_turns[name] = 0
         requests, cause = list(pending.values()), ""
         if not isinstance(error, WrongWeights | NodeLost):  # no sample has a part in these
             requests = self.suspects.add(name, pending)
@@ -128,11 +134,13 @@ class Generation:
         if not self.engines.lock.acquire(blocking=not self.pool.busy):
             return  # tried again after the next samples
         try:
-            running = {name: len(held) for name, held in self.pool.held.items() if self.pool.can_take(name)}
-            self.reserved = {name for name in self.reserved if running.get(name, 1)}
-            open_to_all = {name: count for name, count in running.items() if name not in self.reserved}
+            held = {name: len(items) for name, items in self.pool.held.items() if self.pool.can_take(name)}
+            self.reserved = {name for name in self.reserved if held.get(name, 1)}
             is_only = len(self.engines.actors) == 1
-            for name in [name for name, count in open_to_all.items() if not count]:
+            open_to_all = {
+                n: max(count - self.between_turns[n], 0) for n, count in held.items() if n not in self.reserved
+            }
+            for name in [name for name in open_to_all if not held[name]]:
                 if part := self.suspects.take(name, is_only):
                     self.reserved.add(name)
                     del open_to_all[name]
@@ -147,8 +155,9 @@ class Generation:
             self.pool.require_debtor(f"{self.waiting_count} requests wait" if self.waiting_count else "")
 
     def send(self, name: str, requests: list[Request]) -> None:
-        items = {(r.uid, r.index): r for r in requests}
-        self.pool.open(name, "generate", pickle.dumps(requests), items=items, stream=True)
+        for method, is_episode in (("generate", False), ("play", True)):
+            if items := {r.key: r for r in requests if (r.prompt is not None) == is_episode}:
+                self.pool.open(name, method, pickle.dumps([*items.values()]), items=items, stream=True)
 
     def samples_by_engine(self) -> dict[str, int]:
         """Counts the pending samples of each engine, and under "" the requests that wait for one.

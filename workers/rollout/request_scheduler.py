@@ -22,9 +22,6 @@ class RequestScheduler:
         self.engine_count = self.waiting_count = 0
         self.waiting_groups: deque[deque[Request]] = deque()  # no engine has started these
         self.started_groups: dict[str, deque[Request]] = {}  # by engine: what is left of its current group
-        self.next_turns: dict[
-            str, deque[Request]
-        ] = {}  # by engine: of episodes whose earlier turns it has in its cache
         self.requeue(requests)
 
     def requeue(self, requests: list[Request]) -> None:
@@ -35,23 +32,11 @@ class RequestScheduler:
         self.waiting_groups.extendleft(reversed(groups.values()))
         self.waiting_count += len(requests)
 
-    def add(self, request: Request, engine: str) -> None:
-        """Adds a request at the end of the queue. It prefers an `engine` that has its earlier turns, if that has room."""
-        if engine:
-            self.next_turns.setdefault(engine, deque()).append(request)
-        elif self.waiting_groups and self.waiting_groups[-1][-1].uid == request.uid:
-            self.waiting_groups[-1].append(request)
-        else:
-            self.waiting_groups.append(deque([request]))
-        self.waiting_count += 1
-
-    def clear(self) -> list[Request]:
-        """Removes and returns all requests that no engine has."""
-        queues = [*self.waiting_groups, *self.started_groups.values(), *self.next_turns.values()]
-        for waiting in (self.waiting_groups, self.started_groups, self.next_turns):
-            waiting.clear()
+    def clear(self) -> None:
+        """Drops all requests that no engine has."""
+        self.waiting_groups.clear()
+        self.started_groups.clear()
         self.waiting_count = 0
-        return [request for requests in queues for request in requests]
 
     def assign(self, running: Mapping[str, int]) -> dict[str, list[Request]]:
         """Returns the requests each engine gets now. The next group goes to the engine with the fewest running samples.
@@ -66,7 +51,7 @@ class RequestScheduler:
         done: set[str] = set()  # engines for which no request is left
         while with_room := [n for n in running if (limit - running[n]) * 2 >= self.reserve and n not in done]:
             name = min(with_room, key=lambda n: running[n])
-            requests = self.next_requests(name, limit - running[name], with_room)
+            requests = self.next_requests(name, limit - running[name])
             if not requests:
                 done.add(name)
                 continue
@@ -75,16 +60,11 @@ class RequestScheduler:
             self.waiting_count -= len(requests)
         return assigned
 
-    def next_requests(self, name: str, room: int, with_room: list[str]) -> list[Request]:
-        """Takes up to `room` requests for this engine: turns that continue its episodes, or of one group."""
-        if turns := self.next_turns.get(name):
-            return [turns.popleft() for _ in range(min(room, len(turns)))]
-        full = [engine for engine, turns in self.next_turns.items() if turns and engine not in with_room]
+    def next_requests(self, name: str, room: int) -> list[Request]:
+        """Takes up to `room` requests of one group for this engine."""
         if not self.started_groups.get(name):
             if self.waiting_groups:
                 self.started_groups[name] = self.waiting_groups.popleft()
-            elif full:  # an engine without room: this one computes the earlier turns again
-                self.started_groups[name] = self.next_turns.pop(full[0])
             elif largest := max(self.started_groups.values(), key=len, default=None):
                 self.started_groups[name] = split_half(largest)
         group = self.started_groups.get(name, deque())

@@ -1,6 +1,6 @@
 """The driver's one handle to all rollout engines."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,6 +12,8 @@ from workers.fleet.watchdog import Watchdog
 from workers.rollout.generation import Generation
 from workers.sync import SENDERS, Message
 from workers.sync.weight_sync import WeightUpdate
+from workers.turns.episode_workers import EpisodeWorkers
+from workers.turns.pool import LostLife
 
 
 class RolloutGroup:
@@ -35,6 +37,7 @@ class RolloutGroup:
         self.awake = True
         self.weight_update: WeightUpdate | None = None  # the last one; None: the engines have the model's own weights
         self.generation: Generation | None = None  # the running or the last one
+        self.episode_workers: EpisodeWorkers | None = None
 
     def start(self, model: str, transport: str, longest_sequence: int) -> None:
         self.replayable = SENDERS[transport].replayable
@@ -44,6 +47,17 @@ class RolloutGroup:
     def connect(self, info: Message) -> None:
         limit = self.config.cluster.start_timeout_s
         self.workers.call("connect", info, doing="connecting the engines", limit_s=limit, replay=True)
+
+    def play_with(self, episode_workers: EpisodeWorkers) -> None:
+        """From now on engines play the episodes that they are asked for, with these workers."""
+        self.episode_workers = episode_workers
+        lives, doing = episode_workers.lives, "naming the episode workers"
+        self.workers.call("use_episode_workers", lives, doing=doing, replay=True)
+
+    def replace_episode_workers(self, lost: Iterable[LostLife]) -> None:
+        assert self.episode_workers
+        self.episode_workers.replace(lost)
+        self.play_with(self.episode_workers)
 
     def start_calls(self, method: str, *arguments: Any) -> dict[str, Any]:
         """Starts the same call on every engine and returns object references by name, without waiting."""
@@ -56,10 +70,9 @@ class RolloutGroup:
         """Yields samples as they finish, from all engines."""
         yield from self.begin(requests).run()
 
-    def begin(self, requests: list[Request], seconds_to_wait: Callable[[], float] = lambda: 0.0) -> Generation:
-        """Returns the `Generation` of these requests, and of those that are added while `seconds_to_wait()` is not 0."""
+    def begin(self, requests: list[Request]) -> Generation:
         max_running = self.config.rollout.max_sequences
-        self.generation = Generation(requests, self.workers, self.watchdog, max_running, seconds_to_wait)
+        self.generation = Generation(requests, self.workers, self.watchdog, max_running, self.replace_episode_workers)
         return self.generation
 
     def stop_early(self) -> None:
@@ -118,12 +131,6 @@ class RolloutGroup:
         else:
             with self.replacements_paused():  # a replacement without weights yet verifies them by itself
                 self.start_calls("verify_weights", *expected)
-
-    def compare_weights(self) -> dict[str, str]:
-        """Returns how each engine's weights differ from those of the last update, by engine. "" if they do not."""
-        update = self.weight_update
-        assert update
-        return self.workers.call("verify_weights", update.version, update.fingerprints, doing="verifying weights")
 
     def replacements_paused(self) -> AbstractContextManager[object]:
         """A lock: while it is held, no engine is replaced. Waits for a replacement under way."""

@@ -23,6 +23,7 @@ from workers.rollout.architecture import keeps_state
 from workers.rollout.async_engine import AsyncEngine
 from workers.rollout.engine import Engine
 from workers.rollout.engine_settings import STATE_ARGUMENTS, engine_arguments, runs_in_process
+from workers.rollout.episode_plays import EpisodePlays
 from workers.rollout.in_process_engine import InProcessEngine
 from workers.rollout.read_write_lock import ReadWriteLock
 from workers.rollout.refusal import refusing_model
@@ -32,6 +33,7 @@ from workers.start.worker_setup import setup_worker_process
 from workers.sync import RECEIVERS, Message
 from workers.sync.transport import PartRefs
 from workers.sync.verify import combine_devices, describe_differences, list_names
+from workers.turns.pool import Life
 
 GRACE_S = 10.0  # after a rank has failed, the driver has this long to see it and to end this engine with the run
 
@@ -53,6 +55,7 @@ class RolloutWorker:
         self.verified = asyncio.Event()  # once it is set, samples leave if there is no error
         self.weights_error = ""
         self.verified.set()
+        self.episodes = EpisodePlays(f"rollout-{index}", self.logs, config.watchdog.stall_s, self.sample)
         import torch
         import vllm  # noqa: F401  the slow import, while the driver does other things
 
@@ -127,8 +130,18 @@ class RolloutWorker:
                 self.raise_if_wrong_weights()
                 yield [self.to_sample(by_id[output.request_id], output.outputs[0]) for output in outputs]
 
+    async def use_episode_workers(self, lives: dict[str, Life]) -> None:
+        self.episodes.use(lives)
+
+    async def play(self, requests: bytes) -> AsyncIterator[bytes]:
+        """Plays the episodes of a pickled list of requests, and yields a pickled `Progress` now and then."""
+        async with self.lock.shared(), contextlib.aclosing(self.episodes.play(pickle.loads(requests))) as stream:
+            async for progress in stream:
+                yield pickle.dumps(progress, pickle.HIGHEST_PROTOCOL)
+
     async def stop_early(self) -> None:
-        """Ends every running `generate`; its unfinished samples are yielded as they are."""
+        """Ends every running `generate` and `play`; unfinished samples are yielded as they are."""
+        self.episodes.stop_early()
         await self.engine.abort_all()
 
     def to_sample(self, request: Request, completion: Any) -> Sample:
@@ -148,6 +161,7 @@ class RolloutWorker:
             finish="cut" if aborted else completion.finish_reason,
             version=int(spans[0].version) if spans else self.version,
             changes=tuple((span.start, int(span.version)) for span in spans[1:] if span.start < len(tokens)),
+            turn=request.turn,
         )
         sample = self.continue_partial(request, new) if request.partial else new
         return replace(sample, text=self.tokenizer.decode(sample.tokens.tolist(), skip_special_tokens=True))
@@ -165,13 +179,11 @@ class RolloutWorker:
         tensor_parallel, in_process = self.config.rollout.tensor_parallel, runs_in_process(self.config)
         init_info = self.receiver.init_info(info, self.index, tensor_parallel, in_process)
         await self.engine.call_workers("init_weight_transfer_engine", init_info=init_info)
-        unmapped = await self.map_parameters(info) if self.config.sync.verify else []
-        if merging := info.get("merging"):
-            arguments = {"manifest": info["manifest"], "whole": bool(unmapped)} | merging
-            await self.engine.call_workers("rlsys_keep_base", **arguments)
+        if self.config.sync.verify:
+            await self.map_parameters(info)
 
-    async def map_parameters(self, info: Message) -> list[str]:
-        """Has the engine find the policy's tensors in its own. Returns those that it stores in another form."""
+    async def map_parameters(self, info: Message) -> None:
+        """Has the engine find the policy's tensors in its own. Names those that it stores in another form."""
         policy = {key: info[key] for key in ("manifest", "shards", "by_position")}
         [unmapped, *_] = await self.engine.call_workers("rlsys_map_parameters", **policy)
         if unmapped:
@@ -179,7 +191,6 @@ class RolloutWorker:
                 f"sync.verify: this architecture stores {list_names(unmapped)} in a form of its own. "
                 "Their bits are compared together, in any order: two tensors that changed places would not be noticed."
             )
-        return list(unmapped)
 
     @recorded(lambda _, parts, version: {"version": version}, name="take")
     async def load_weights(self, parts: list[PartRefs], version: int) -> None:
@@ -191,8 +202,6 @@ class RolloutWorker:
             await self.engine.wake("weights")
             await self.engine.call_workers("start_weight_update")
             await self.load_parts(parts)
-            if self.config.sync.what == "adapter":
-                await self.engine.call_workers("rlsys_merge_adapters")
             await self.engine.call_workers("finish_weight_update")
             if not in_flight:  # else `fresh_prefixes.py` keeps prompts of different weights apart
                 await self.engine.reset_prefix_cache()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlsys.types import Request
-from workers.rollout.vllm_requests import Stops, request_id, sampling_params
+from workers.rollout.vllm_requests import Stops, prompt_tokens, request_id, sampling_params
 
 
 def stop_length(tokenizer: Any, request: Request, tokens: list[int], stops: Stops) -> int | None:
@@ -17,7 +17,7 @@ def stop_length(tokenizer: Any, request: Request, tokens: list[int], stops: Stop
 
 
 def has_stop_strings(request: Request, stops: Stops) -> bool:
-    return bool(stops.strings) and not request.ignore_end
+    return bool(stops.strings or request.stop) and not request.ignore_end
 
 
 class StopSearch:
@@ -29,7 +29,7 @@ class StopSearch:
         whole = SimpleNamespace(
             request_id=request_id(request),
             sampling_params=sampling_params(replace(request, partial=None), stops),
-            prompt_token_ids=request.tokens,
+            prompt_token_ids=prompt_tokens(request),
             prompt_embeds=None,
         )
         self.detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, whole)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rlsys.types import Request
 from workers.fleet.replaceable_workers import MAX_ATTEMPTS
 
-Key = tuple[str, int]  # uid and index of a sample
+Key = tuple[str, int, int]  # of a request, and of its sample
 PARTS = 8  # that a lost part is split into
 
 
@@ -58,13 +58,11 @@ class Suspects:
         """The engines that may take a part that waits."""
         return [name for name in engines if any(is_only or part.lost_by != name for part in self.parts)]
 
-    def clear(self) -> list[Request]:
-        requests = [request for part in self.parts for request in part.requests]
+    def clear(self) -> None:
         self.parts.clear()
-        return requests
 
     def acquit(self, keys: list[Key]) -> None:
-        """Forgets the losses of samples that have arrived: an episode's next turn is another request."""
+        """Forgets the losses of samples that have arrived."""
         self.arrived += len(keys)
         for key in keys if self.losses else ():
             del self.losses[key]
@@ -73,16 +71,16 @@ class Suspects:
 
     def describe_cause(self) -> str:
         """A sentence about a sample that was alone in too many lost engines; empty if none was."""
-        for (uid, index), engines in self.alone.items():
+        for key, engines in self.alone.items():
             if len(engines) >= MAX_ATTEMPTS + self.innocent:
-                others = self.arrived - self.arrived_before[uid, index]
+                others = self.arrived - self.arrived_before[key]
                 cause = (
                     f"{others} others came since it was lost first, so it is probably the cause"
                     if others
                     else "No other came since it was lost first, so the engines may be the cause as well"
                 )
                 return (
-                    f"{', '.join(engines)} were lost one after the other, while each had no sample but {index} of "
-                    f"prompt {uid}. {cause}. The same command tries again from the last checkpoint"
+                    f"{', '.join(engines)} were lost one after the other, while each had no sample but {key[1]} of "
+                    f"prompt {key[0]}. {cause}. The same command tries again from the last checkpoint"
                 )
         return ""

@@ -13,11 +13,10 @@ from workers.cpu.linear import linear_for
 from workers.cpu.rotary import rotate_separate_heads
 from workers.cpu.routing import route_without_groups
 from workers.cpu.sampled_logprobs import gather_sampled
-from workers.sync.adapters import AdapterMerger
 from workers.sync.layout import ManifestEntry
 from workers.sync.parameter_map import ParameterMap
 from workers.sync.verify import DeviceFingerprints
-from workers.sync.vllm_backend import can_load_in_place, name_partial_loaders, register_backends
+from workers.sync.vllm_backend import name_partial_loaders, register_backends
 
 
 class WorkerExtension:
@@ -59,22 +58,6 @@ class WorkerExtension:
             shards=shards,
         )
         return self.rlsys_parameters.unmapped_tensors
-
-    def rlsys_keep_base(self, manifest: list[ManifestEntry], whole: bool, **merging: Any) -> None:
-        """Prepares to merge adapters. `whole`: every sync loads all weights, also those without an adapter."""
-        from vllm.model_executor.model_loader import get_model_loader
-
-        worker: Any = self
-        model = worker.model_runner.get_model()
-        files = get_model_loader(worker.load_config).get_all_weights(worker.model_config, model)
-        in_place = not whole and can_load_in_place(model)
-        self.rlsys_adapters = AdapterMerger(model, files, manifest, in_place=in_place, **merging)
-
-    def rlsys_merge_adapters(self) -> None:
-        from vllm.config import set_current_vllm_config
-
-        with set_current_vllm_config(self.vllm_config):  # type: ignore[attr-defined]
-            self.rlsys_adapters.merge()
 
     def rlsys_fingerprints(self) -> DeviceFingerprints:
         """Returns fingerprints of the parameters this worker computes with."""

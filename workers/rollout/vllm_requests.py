@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from rlsys.types import Request
 
 # A finished sample waits this long for others: sending a list costs some milliseconds in each process.
@@ -26,7 +28,7 @@ def sampling_params(request: Request, stops: Stops) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    strings = [] if request.ignore_end else stops.strings
+    strings = [] if request.ignore_end else [*stops.strings, *request.stop]
     min_tokens = max(min(stops.min_new_tokens, request.max_new_tokens) - tokens_before(request), 0)
     return SamplingParams(
         temperature=request.temperature,
@@ -50,7 +52,11 @@ def sampling_params(request: Request, stops: Stops) -> Any:
 def token_prompt(request: Request) -> Any:
     """Returns vLLM's prompt: the prompt's tokens, those already sampled, and what the environment said."""
     begun = request.partial.sequence.tolist() if request.partial else []
-    return {"prompt_token_ids": [*request.tokens, *begun]}
+    return {"prompt_token_ids": [*prompt_tokens(request), *begun]}
+
+
+def prompt_tokens(request: Request) -> list[int]:
+    return request.tokens.tolist() if isinstance(request.tokens, np.ndarray) else list(request.tokens)
 
 
 def tokens_before(request: Request) -> int:
@@ -59,7 +65,7 @@ def tokens_before(request: Request) -> int:
 
 
 def request_id(request: Request) -> str:
-    return f"{request.uid}/{request.index}"
+    return f"{request.uid}/{request.index}/{request.turn}"
 
 
 async def collect_outputs(finished: "asyncio.Queue[Any]", count: int) -> AsyncIterator[list[Any]]:

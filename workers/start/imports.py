@@ -2,9 +2,12 @@
 
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
+
+TARGET = "VLLM_TARGET_DEVICE"  # a variable of vLLM
 
 
 @contextlib.contextmanager
@@ -54,3 +57,19 @@ def pause_garbage_collection() -> Iterator[None]:
         if enabled:
             gc.freeze()
             gc.enable()
+
+
+@contextlib.contextmanager
+def vllm_on_cpu() -> Iterator[None]:
+    """vLLM is imported without looking for a device: its parsers and web servers need none, and this process may have none."""
+    before = os.environ.get(TARGET)
+    os.environ[TARGET] = "cpu"
+    try:
+        from vllm import platforms
+
+        assert platforms.current_platform  # looked for at its first use
+        yield
+    finally:
+        del os.environ[TARGET]
+        if before is not None:
+            os.environ[TARGET] = before

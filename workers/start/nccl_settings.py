@@ -1,4 +1,4 @@
-"""What NCCL is told by the environment, compared before processes meet: with other settings a group fails, or waits for ever.
+"""What NCCL is told by the environment, compared before processes meet: with other settings a group fails, or never ends.
 
 each process ──its node and settings──▶ the others      one that has other settings than the first ends the start
 """

@@ -29,9 +29,6 @@ Then for each version of the weights:
 What an answer of step 4 holds, such as a bucket in Ray's object store, goes from rank to engine past the driver. With
 `pipeline.in_flight`, engines generate during step 4 and load afterwards, unless the transport needs both together.
 
-With `sync.what: adapter`, A and B travel in place of weights, and engines merge them after step 6's last bucket: see
-`adapters.py`.
-
 The engine's side of every transport is vLLM's weight-transfer interface. `ipc` is vLLM's own backend; `vllm_backend.py`
 registers ours: one for NCCL, and one that reads a mapped block of memory.
 """

@@ -41,7 +41,7 @@ class ShardedNcclEngine(NCCLWeightTransferEngine):
         except Exception:
             if self.parallel_config.world_size == 1:
                 raise
-            # vLLM would wait for the engine's other workers, which wait for this one in a broadcast, for ever.
+            # vLLM would wait for the engine's other workers, which wait for this one in a broadcast without end.
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)

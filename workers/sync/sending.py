@@ -32,7 +32,6 @@ class PolicyWeights:
 
         self.sent_as: dict[str, list[ManifestEntry]] = {}  # by tensor of the model: what is sent
         self.parameter_of: dict[str, str] = {}  # by name of a tensor that is sent
-        self.uncast: set[str] = set()  # names of tensors that are sent in their own dtype
         biases = self.router_biases()
         for name, tensor in self.base_tensors().items():
             sent_dtype = tensor.dtype if name in biases else dtype
@@ -41,7 +40,6 @@ class PolicyWeights:
             names = [sent for sent, *_ in self.sent_as[name]]
             refuse_fused(model, name, names, self.parameter_of)
             self.parameter_of |= dict.fromkeys(names, name)
-            self.uncast |= set(names if name in biases else ())
 
     def router_biases(self) -> dict[str, Any]:
         tensors = dict(self.model.named_buffers()) | dict(self.model.named_parameters())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rlsys.config.schema import Config
-from rlsys.errors import ConfigError, WorkerFailed
+from rlsys.errors import WorkerFailed
 from workers.fleet.watchdog import Watchdog, failure_severity
 from workers.sync import SENDERS
 from workers.sync.transport import Message, PartRefs
@@ -47,7 +47,6 @@ class Engines(Protocol):
     def start_calls(self, method: str, *arguments: Any) -> dict[str, Any]: ...
     def load_weights(self, update: WeightUpdate, sends: dict[str, Any] | None = None) -> dict[str, Any]: ...
     def verify_weights(self) -> None: ...
-    def compare_weights(self) -> dict[str, str]: ...
     def replacements_paused(self) -> AbstractContextManager[object]: ...
 
 
@@ -59,8 +58,6 @@ class WeightSync:
         self.in_flight, self.sender = ranks.config.pipeline.in_flight, SENDERS[transport]
         self.info = ranks.call_all("connection_info")[0]  # 1, 2
         self.connect()
-        if "merging" in self.info and ranks.config.sync.verify:
-            self.prove_merging()
 
     def run(self, version: int) -> None:
         """Has every engine load the weights, and verify them before a sample leaves it."""
@@ -111,20 +108,6 @@ class WeightSync:
         wait = self.sender.reuses_memory and number > 0
         loaded = self.engines.start_calls("wait_until_loaded", number - 1) if wait else {}
         return list(self.ranks.start_calls("send", number, *loaded.values()).values())
-
-    def prove_merging(self) -> None:
-        """Has engines merge random adapters, and raises unless each then has the policy's weights."""
-        self.ranks.call_all("randomize_adapters")
-        self.transfer(0)
-        self.ranks.call_all("restore_adapters")
-        differences = self.engines.compare_weights()
-        self.engines.weight_update = None  # these are not weights to sample with
-        for name, difference in differences.items():
-            if difference:
-                raise ConfigError(
-                    f"sync.what adapter: {name} does not merge adapters as the policy does: {difference}. Both need the same "
-                    "model files and the same kind of processor; sync.what all sends merged weights."
-                )
 
     def root_cause(self, error: WorkerFailed) -> Exception:
         """Returns the failure that explains the others: the first, or that of a rank that died, for which others waited."""

@@ -1,4 +1,4 @@
-"""Runs the loop for as many steps as the options ask for, and reports the result."""
+"""Runs the loop for the steps that the options ask for, and reports the result."""
 
 import contextlib
 import math
@@ -72,7 +72,7 @@ def bench(config: Config, options: BenchOptions, console: Console) -> None:
 
 
 def shared_folder(config: Config) -> Path | None:
-    """The folder for the run: on a cluster, beside the run directory, which all hosts see; else the temporary one."""
+    """The folder for the run: on a cluster, next to the run directory, which all hosts see; else the temporary one."""
     if not (config.cluster.address or os.environ.get("RAY_ADDRESS")):
         return None
     folder = Path(config.run.dir).absolute().parent

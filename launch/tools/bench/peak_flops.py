@@ -9,7 +9,7 @@ from rlsys.config.schema import Config
 
 
 def measure_cpu_peak(config: Config) -> float:
-    """FLOP/s of a large matrix product, on as many threads as all engines and ranks have, at most the machine's cores.
+    """FLOP/s of a large matrix product, on the threads of all engines and ranks, at most the machine's cores.
 
     It runs after the workers have ended, so it has the machine to itself.
     """

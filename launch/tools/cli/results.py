@@ -82,6 +82,22 @@ def evaluate(target: str, overrides: tuple[str, ...], **options: Any) -> None:
 
 
 @click.command()
+@RUN
+@OVERRIDES
+@click.option("--step", type=click.IntRange(0), help="Of the checkpoint; by default the newest.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="On 127.0.0.1; 0: any.")
+def serve(run: str, overrides: tuple[str, ...], **options: Any) -> None:
+    """Serves the model of RUN to OpenAI's and Anthropic's clients.
+
+    Only this machine can ask it, with the key that is printed. Ctrl-C ends it.
+    """
+    from launch.tools.serve import ServeOptions
+    from launch.tools.serve import serve as start
+
+    start(ServeOptions(run, overrides=overrides, **options), console)
+
+
+@click.command()
 @click.argument("a", type=click.Path())
 @click.argument("b", type=click.Path())
 @click.option("--step", type=click.IntRange(0), help="For runs: the step of the evaluation; by default the newest.")
@@ -155,4 +171,4 @@ def export(source: str, target: str, force: bool, adapter: bool) -> None:
     print_line(console, f"{target}: a Hugging Face directory. Load it with transformers or `vllm serve {target}`.")
 
 
-COMMANDS = (trace, report, watch, evaluate, compare, rescore, track, export)
+COMMANDS = (trace, report, watch, evaluate, serve, compare, rescore, track, export)

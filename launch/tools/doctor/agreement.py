@@ -40,7 +40,7 @@ def check_agreement(config: Config, console: Console) -> int:
         assert cluster.policy is not None
         cluster.policy.sync(0)
         progress.note(f"sampling {PROMPTS} prompts")
-        measured = agreement.measure_agreement(cluster.sampler, cluster.policy, prompts.train.take(0, PROMPTS), config)
+        measured = agreement.measure_agreement(cluster.rollout, cluster.policy, prompts.train.take(0, PROMPTS), config)
         progress.note("looking for the cause of a gap")
         diagnosis = diagnose(measured, checkpoint_weights(config), policy=cluster.policy, config=config)
     return print_diagnosis(diagnosis, config, console)

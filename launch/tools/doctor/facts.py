@@ -259,15 +259,9 @@ def loopback_works() -> bool:
 
 
 def needed_ports(config: Config | None) -> dict[str, tuple[int, str]]:
-    """Ports that the configuration names; without a configuration, those of `ray start --head`."""
-    ports = RAY_PORTS
-    if config:
-        ports = {
-            "cluster.dashboard_port": config.cluster.dashboard_port,
-            "policy.port": config.policy.port,
-            "critic.port": config.critic.port,
-        }
-    return {name: (port, port_owner(port) if port_is_taken(port) else "") for name, port in ports.items() if port}
+    """Without a configuration, the ports of `ray start --head`. A run takes free ones."""
+    ports = {} if config else RAY_PORTS
+    return {name: (port, port_owner(port) if port_is_taken(port) else "") for name, port in ports.items()}
 
 
 def port_owner(port: int) -> str:

@@ -2,7 +2,7 @@
 
 import re
 
-from launch.tools.doctor.facts import RAY_PORTS, UNLIMITED, MachineFacts
+from launch.tools.doctor.facts import UNLIMITED, MachineFacts
 from launch.tools.doctor.results import CheckResult, ok, warning, wrong
 from launch.tools.estimates.devices import GIB
 
@@ -131,17 +131,12 @@ def temp_dir(f: MachineFacts) -> list[CheckResult]:
 def network(f: MachineFacts) -> list[CheckResult]:
     if not f.loopback:
         return wrong("network", "a process cannot listen on 127.0.0.1 and be reached there", "ip link set lo up")
-    taken = {option: (port, owner) for option, (port, owner) in f.ports.items() if owner}
-    results: list[CheckResult] = []
-    for option, (port, owner) in taken.items():
-        if option not in RAY_PORTS:
-            results += wrong("ports", f"{option}: port {port} is taken: {owner}", f"ss -ltnp 'sport = :{port}'")
-    if ray_ports := {option: use for option, use in taken.items() if option in RAY_PORTS}:
-        owners = "; ".join(f"{port}: {owner}" for port, owner in ray_ports.values())
+    if taken := {option: (port, owner) for option, (port, owner) in f.ports.items() if owner}:
+        owners = "; ".join(f"{port}: {owner}" for port, owner in taken.values())
         message = f"`ray start --head` needs ports that are taken (a private Ray takes free ones): {owners}"
-        command = f"ray start --head {' '.join(f'{option}=OTHER' for option in ray_ports)}"
-        results += warning("ports", message, f"{command}  # to join the Ray that uses them: cluster.address=auto")
-    return results or ok("network", "127.0.0.1 answers" + (", ports are free" if f.ports else ""))
+        command = f"ray start --head {' '.join(f'{option}=OTHER' for option in taken)}"
+        return warning("ports", message, f"{command}  # to join the Ray that uses them: cluster.address=auto")
+    return ok("network", "127.0.0.1 answers" + (", ports are free" if f.ports else ""))
 
 
 def leftovers(f: MachineFacts) -> list[CheckResult]:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from launch.tools.estimates.memory import WIDTH, Parts, SequenceLengths
+from rlsys.config.derived import logprob_chunk
 from rlsys.config.schema import Config
 from rlsys.models.shapes import ModelShape
 
@@ -14,7 +15,7 @@ MALLOC = 2.0  # on CPU: memory held over memory in use, for the allocator keeps 
 def worst_case_pack(
     c: Config, model: ModelShape, lengths: SequenceLengths, samples: int, ranks: int
 ) -> tuple[float, float]:
-    """Tokens of a pack when `samples` are dealt to `ranks`, and how many of those tokens are scored.
+    """Returns how many tokens a pack has when `samples` are dealt to `ranks`, and how many of them are scored.
 
     Every rank has the same number of packs.
     """
@@ -26,7 +27,7 @@ def worst_case_pack(
 
 
 def attention_cells(c: Config, model: ModelShape, lengths: SequenceLengths) -> float:
-    """Keys in attention's blocks per token of a pack: a shared prompt's keys are repeated before each of its completions."""
+    """Returns how many keys attention's blocks have per token of a pack: a shared prompt's keys are repeated before each of its completions."""
     if model.mixer:
         return PADDING_FACTOR
     group = c.trainer.samples_per_prompt
@@ -35,7 +36,7 @@ def attention_cells(c: Config, model: ModelShape, lengths: SequenceLengths) -> f
 
 
 def share_pack(c: Config, model: ModelShape, lengths: SequenceLengths, samples: int, ranks: int) -> tuple[float, float]:
-    """What one rank computes of a `worst_case_pack` with policy.sequence_parallel."""
+    """Returns what one rank computes of a `worst_case_pack` with policy.sequence_parallel."""
     sharing = c.policy.sequence_parallel
     tokens, scored = worst_case_pack(c, model, lengths, samples, ranks // sharing)
     return tokens / sharing, min(tokens / sharing, scored)
@@ -110,18 +111,18 @@ class LayerActivations:
 
 
 def norm_bytes(model: ModelShape, width: int) -> int:
-    """Bytes that a norm keeps of a number: itself in float32, and normalized, in float32 for a weight that is."""
+    """Returns the bytes that a norm keeps of a number: itself in float32, and normalized, in float32 for a weight that is."""
     return 8 if model.facts.float32_norms else 4 + width
 
 
 def transient_bytes(width: int, model: ModelShape, tokens: float, training: bool) -> float:
-    """Bytes of a layer's temporaries while it computes. In training, `saved_activation_bytes` counts some of them."""
+    """Returns the bytes of a layer's temporaries while it computes. In training, `saved_activation_bytes` counts some of them."""
     return tokens * width * ((2.0 if training else 4.0) * model.active_intermediate + 4 * model.hidden)
 
 
 def logit_bytes(c: Config, model: ModelShape, scored: float, training: bool) -> float:
-    """Bytes of a chunk's logits and what is computed from them; in training also the output layer's gradient."""
-    chunk = min(c.policy.logprob_chunk, scored) * model.vocabulary
+    """Returns the bytes of a chunk's logits and what is computed from them; in training also the output layer's gradient."""
+    chunk = min(logprob_chunk(model.vocabulary), scored) * model.vocabulary
     low = WIDTH[c.policy.dtype] == 2
     copy = 4.0 * model.embedding_parameters * (low and c.policy.head_dtype == "float32")
     if not training:
@@ -130,9 +131,9 @@ def logit_bytes(c: Config, model: ModelShape, scored: float, training: bool) -> 
 
 
 def head_gradient_bytes(c: Config, model: ModelShape, scored: float, chunk: float) -> float:
-    """What `ChunkedLogprobs` holds in training: per hidden state, logit of a chunk, and weight.
+    """Returns what `ChunkedLogprobs` holds in training: per hidden state, logit of a chunk, and weight.
 
-    A chunk's logits become log-probs and their gradient in place, in float32, beside the head's type before and after.
+    A chunk's logits become log-probs and their gradient in place, in float32, next to the head's type before and after.
     With the entropy's gradient, log-probs, probabilities and gradient are there together. The weight's gradient is a
     float32 sum, to which a chunk adds a gradient in the head's type; a CPU first makes a float32 copy of it. With a soft
     cap of logits, there is its slope too.
@@ -199,14 +200,14 @@ def pass_memory(
 
 
 def last_norm_bytes(model: ModelShape, width: int, tokens: float, scored: float) -> float:
-    """What the norm after the last layer saves: its input in float32, the normalized input, and the scored results."""
+    """Returns what the norm after the last layer saves: its input in float32, the normalized input, and the scored results."""
     return (norm_bytes(model, width) * tokens + width * scored) * model.hidden
 
 
 def offloads_activations(c: Config) -> bool:
-    return c.policy.offload_activations and c.cluster.device == "gpu"
+    return "activations" in c.policy.offload and c.cluster.device == "gpu"
 
 
 def offloaded_bytes(c: Config, model: ModelShape, tokens: float) -> float:
-    """Bytes of the layers' inputs in host memory. torch rounds pinned memory up to a power of two."""
+    """Returns the bytes of the layers' inputs in host memory. torch rounds pinned memory up to a power of two."""
     return model.layers * 2.0 ** math.ceil(math.log2(max(tokens * WIDTH[c.policy.dtype] * model.hidden, 1)))

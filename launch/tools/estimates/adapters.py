@@ -12,7 +12,7 @@ def adapted_matrices(c: Config, model: ModelShape) -> list[Matrix]:
 
 
 def trained_parameters(c: Config, model: ModelShape) -> float:
-    """The parameters that the optimizer changes: those of the adapters, or all."""
+    """Returns the parameters that the optimizer changes: those of the adapters, or all."""
     rank = c.policy.lora.rank
     if not rank:
         return float(model.parameters)
@@ -24,16 +24,12 @@ def adapter_parameters(c: Config, model: ModelShape) -> float:
 
 
 def sync_bytes(c: Config, model: ModelShape) -> float:
-    """What a sync sends: the adapters in the policy's dtype, or all weights in the engines'."""
-    if c.sync.what == "adapter":
-        return WIDTH[c.policy.dtype] * trained_parameters(c, model)
+    """Returns what a sync sends: all weights in the engines' dtype."""
     return float(WIDTH[c.rollout.dtype] * model.parameters)
 
 
-def sync_tensors(c: Config, model: ModelShape) -> int:
-    """How many tensors a sync sends. Each expert has its own."""
-    if c.sync.what == "adapter":
-        return 2 * sum(matrix.layers for matrix in adapted_matrices(c, model))
+def sync_tensors(model: ModelShape) -> int:
+    """Returns how many tensors a sync sends. Each expert has its own."""
     norms = model.layers * (model.facts.layer_norms + 2 * model.has_qk_norm) + 1
     biases = model.attention_layers * (3 * model.qkv_bias + model.output_bias)
     experts = model.expert_layers * (3 * model.experts + 1)
@@ -41,7 +37,7 @@ def sync_tensors(c: Config, model: ModelShape) -> int:
 
 
 def largest_trained(c: Config, model: ModelShape) -> float:
-    """Elements of the largest tensor that the optimizer changes."""
+    """Returns how many elements the largest tensor has that the optimizer changes."""
     rank = c.policy.lora.rank
     if not rank:
         return float(model.largest_tensor)
@@ -49,14 +45,14 @@ def largest_trained(c: Config, model: ModelShape) -> float:
 
 
 def merge_bytes(c: Config, model: ModelShape) -> float:
-    """What a layer holds while it merges: W + s B A in float32, and its rounded copy."""
+    """Returns what a layer holds while it merges: W + s B A in float32, and its rounded copy."""
     if not c.policy.lora.rank:
         return 0.0
     return 8.0 * max((matrix.size for matrix in adapted_matrices(c, model)), default=0)
 
 
 def saved_state_bytes(c: Config) -> int:
-    """Bytes that a checkpoint holds for each trained parameter, besides `model/`.
+    """Returns the bytes that a checkpoint holds for each trained parameter, besides `model/`.
 
     Adam's two moments, and fp32 weights where `model/` does not have them.
     """

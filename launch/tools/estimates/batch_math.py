@@ -10,13 +10,13 @@ from rlsys.config.derived import (
     samples_differ,
     token_weighting,
 )
-from rlsys.config.methods import AlgorithmConfig, CorrectionConfig, CriticConfig
+from rlsys.config.methods import AlgorithmConfig, CorrectionConfig
 from rlsys.config.schema import Config, RewardFunction
 from rlsys.rewards.settings import RewardSettings, reward_services
 
 
 def batch_rows(c: Config) -> list[tuple[str, str, int]]:
-    """Rows of (quantity, how it is computed, value)."""
+    """Returns rows of (quantity, how it is computed, value)."""
     t, new = c.trainer, c.rollout.max_new_tokens
     samples = t.prompts_per_step * t.samples_per_prompt
     per_update, updates = samples // t.updates_per_step, t.updates_per_step * t.epochs_per_step
@@ -45,7 +45,7 @@ def batch_rows(c: Config) -> list[tuple[str, str, int]]:
 
 
 def pack_rows(c: Config, samples_per_update: int) -> list[tuple[str, str, int]]:
-    """The largest number of packs per rank and update. No row if the longest prompt is not known."""
+    """Returns the largest number of packs per rank and update. Without a known longest prompt there is no row."""
     if not c.rollout.max_prompt_tokens:
         return []
     longest = c.rollout.max_prompt_tokens + c.rollout.max_new_tokens - 1  # the last token is never an input
@@ -60,12 +60,15 @@ def pack_rows(c: Config, samples_per_update: int) -> list[tuple[str, str, int]]:
 
 
 def method_rows(c: Config) -> list[tuple[str, str]]:
-    """Rows of (part, description): the algorithm in a few words."""
+    """Returns rows of (part, description): the algorithm in a few words."""
     a = c.algorithm
     deviation = f", deviation {a.std}" if a.std else ""
     clip = _set_options(a, "clip_low", "clip_high", "dual_clip", "max_ratio", "tau_pos", "tau_neg")
     rows = [
-        ("advantage", f"{a.advantage}{deviation}{_set_options(a, 'eps')}{', whitened' if a.whiten else ''}"),
+        (
+            "advantage",
+            f"{a.advantage}{deviation}{_set_options(a, 'eps')}{', whitened' if a.whiten and a.advantage != 'gae' else ''}",
+        ),
         ("loss", a.loss + clip),
         ("token weights", _token_weights(c)),
     ]
@@ -75,7 +78,7 @@ def method_rows(c: Config) -> list[tuple[str, str]]:
     if a.anchor == "rollout":
         rows.append(("ratio", "to the engines' log-probs"))
     if a.advantage == "gae":
-        rows.append(("critic", _critic(c.critic)))
+        rows.append(("critic", _critic(c)))
     if c.reference.kl_coef:
         rows.append(("KL", _kl(c)))
     if (correction := correction_method(c)) != "none":
@@ -111,18 +114,23 @@ def _kl(c: Config) -> str:
 
 
 def _set_options(section: AlgorithmConfig | CorrectionConfig, *names: str) -> str:
-    """The options that are set: " (clip_low 0.2, clip_high 0.28)", or nothing."""
+    """Returns the options that are set: " (clip_low 0.2, clip_high 0.28)", or nothing."""
     options = ", ".join(f"{n} {getattr(section, n):g}" for n in names if getattr(section, n) is not None)
     return f" ({options})" if options else ""
 
 
-def _critic(c: CriticConfig) -> str:
+def _critic(config: Config) -> str:
+    c = config.critic
     text = f"gamma {c.gamma:g}, lam {c.lam:g}, {f'clip {c.clip:g}' if c.clip else 'no clip'}"
-    return text + ", whitened" * c.whiten + (f", alone for {c.alone_steps} steps" if c.alone_steps else "")
+    return (
+        text
+        + ", whitened" * (config.algorithm.whiten is not False)
+        + (f", alone for {c.alone_steps} steps" if c.alone_steps else "")
+    )
 
 
 def dataset_rows(c: Config) -> list[tuple[str, str, str, str]]:
-    """Rows of (purpose, data set, how much of it, its reward)."""
+    """Returns rows of (purpose, data set, how much of it, its reward)."""
     total = sum(source.weight or 0 for source in c.data.train.values())
     rows = []
     for name, source in c.data.train.items():
@@ -145,12 +153,12 @@ def _truncation(c: Config) -> str:
 
 
 def _reward_sum(functions: dict[str, RewardFunction]) -> str:
-    """The weighted sum as text: "exact + 0.1 length"."""
+    """Returns the weighted sum as text: "exact + 0.1 length"."""
     return " + ".join(name if f.weight == 1 else f"{f.weight:g} {name}" for name, f in functions.items())
 
 
 def process_rows(c: Config) -> list[tuple[str, int, str]]:
-    """Rows of (role, number of processes, description)."""
+    """Returns rows of (role, number of processes, description)."""
     rows = [
         (
             "rollout",
@@ -167,7 +175,7 @@ def process_rows(c: Config) -> list[tuple[str, int, str]]:
     device = "GPU" if c.cluster.device == "gpu" else "CPU"
     rows += [(name, m.engines, f"{m.path}, frozen, vLLM, {c.rollout.dtype}, {device}") for name, m in c.models.items()]
     if has_reference_worker(c):
-        model, stage = c.reference.path or "the model of step 0", ", ZeRO 3" * (c.reference.zero_stage == 3)
+        model, stage = c.reference.path or "the model of step 0", ", ZeRO 3" * (c.reference.place == "split")
         rows.append(("reference", c.reference.ranks, f"{model}, frozen, {c.policy.dtype}{stage}"))
     if c.algorithm.advantage == "gae":
         rows.append(("critic", c.critic.ranks, f"DeepSpeed ZeRO {c.policy.zero_stage}, {c.policy.dtype}"))

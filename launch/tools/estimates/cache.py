@@ -13,7 +13,7 @@ def engine_blocks(c: Config, model: ModelShape) -> CacheBlocks:
 
 
 def sequence_bytes(c: Config, model: ModelShape, tokens: float) -> float:
-    """What a sequence of so many tokens takes of the cache, on one GPU."""
+    """Returns what a sequence of this many tokens takes of the cache, on one GPU."""
     if model.mixer:
         blocks = engine_blocks(c, model)
         return blocks.size * blocks.sequence_blocks(tokens)

@@ -68,7 +68,7 @@ class NodeSpec:
 
 
 def matching_gpus(name: str) -> list[Gpu]:
-    """The GPUs that a name may stand for, the smallest first.
+    """Returns the GPUs that a name may stand for, the smallest first.
 
     "NVIDIA A100-SXM4-80GB" is the A100-80; "A100" is the A100-40 or the A100-80.
     """
@@ -80,17 +80,17 @@ def matching_gpus(name: str) -> list[Gpu]:
 
 
 def kind(gpu: Gpu) -> str:
-    """Its name without the size: "A100" of the A100-80."""
+    """Returns its name without the size: "A100" of the A100-80."""
     return gpu.name.partition("-")[0]
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """The smallest GPU that the name may stand for."""
+    """Returns the smallest GPU that the name may stand for."""
     return next(iter(matching_gpus(name)), None)
 
 
 def parse_gpu(text: str) -> Gpu | None:
-    """The GPU that a user means, if the whole text is its name.
+    """Returns the GPU that a user means, if the whole text is its name.
 
     "H100", "a100", "A100 80GB" and "NVIDIA RTX 4090" are names, "H100:8" is not.
     """
@@ -104,7 +104,7 @@ def parse_gpu(text: str) -> Gpu | None:
 
 
 def parse_cluster(text: str) -> list[NodeSpec]:
-    """8xH100, 8 H100, H100:8, 2x8xA100-80 (nodes x GPUs x kind), H100. Without nodes, a node has at most eight GPUs."""
+    """Reads 8xH100, 8 H100, H100:8, 2x8xA100-80 (nodes x GPUs x kind), H100. Without nodes, a node has at most eight GPUs."""
     if gpu := parse_gpu(text):
         return split_into_nodes(1, gpu)
     for pattern in CLUSTER_PATTERNS:
@@ -123,12 +123,12 @@ def parse_cluster(text: str) -> list[NodeSpec]:
 
 
 def split_into_nodes(gpus: int, gpu: Gpu) -> list[NodeSpec]:
-    """Nodes of eight GPUs, and the rest in a last one."""
+    """Returns nodes of eight GPUs, and the rest in a last one."""
     full, rest = divmod(gpus, GPUS_PER_NODE)
     return [NodeSpec(GPUS_PER_NODE, gpu)] * full + [NodeSpec(rest, gpu)] * bool(rest)
 
 
 def peak_flops(device: str, dtype: str) -> float | None:
-    """The peak FLOP/s of a GPU by name, such as H100 or "NVIDIA H200"; None for one that is not listed."""
+    """Returns the peak FLOP/s of a GPU by name, such as H100 or "NVIDIA H200"; None for one that is not listed."""
     gpu = find_gpu(device)
     return gpu.peak_flops(dtype) if gpu else None

@@ -28,7 +28,6 @@ class DiskSpace:
 
 
 def disk_space(c: Config, model: ModelShape) -> DiskSpace:
-    """The space that a run's checkpoints need."""
     parameters = trained_parameters(c, model)
     width = WIDTH[c.policy.dtype]
     weights, optimizer = width * parameters, saved_state_bytes(c) * parameters

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from launch.tools.estimates.adapters import merge_bytes
 from launch.tools.estimates.cache import engine_blocks, sequence_bytes
 from launch.tools.estimates.devices import GIB
 from launch.tools.estimates.memory import (
@@ -29,7 +28,7 @@ CUDA_GRAPHS = 0.5 * GIB  # assumed, not measured
 
 
 def engine_memory(c: Config, model: ModelShape, lengths: SequenceLengths, gpu_bytes: float) -> ProcessMemory:
-    """An engine. `gpu_bytes`: memory of a GPU; not used on CPU."""
+    """Estimates an engine. `gpu_bytes`: memory of a GPU; not used on CPU."""
     if c.cluster.device == "cpu":
         return engine_on_cpu(c, model, lengths)
     awake = engine_parts(c, model, gpu_bytes)
@@ -39,14 +38,12 @@ def engine_memory(c: Config, model: ModelShape, lengths: SequenceLengths, gpu_by
         device |= dict.fromkeys(("score", "update", "reduce", "step", "save"), asleep)
         device["sync"] = add_parts(asleep, {"weights": awake["weights"]})
     device["sync"] = add_parts(device["sync"], {"buckets": device_sync_bytes(c, model)})
-    if c.sync.what == "adapter":
-        device["sync"] = add_parts(device["sync"], {"activations": merge_bytes(c, model)})
     host: Moments = {"load": {"fixed": 2.0 * IMPORT_MIB["rollout"] * MIB}}  # the actor and its engine core
     return ProcessMemory("rollout", c.rollout.engines, host=host, device=device, gpus=c.rollout.tensor_parallel)
 
 
 def frozen_engine_memory(c: Config, model: ModelShape, lengths: SequenceLengths, gpu_bytes: float) -> ProcessMemory:
-    """An engine on one device that never gets other weights."""
+    """Estimates an engine on one device that never gets other weights."""
     alone = replace(c, rollout=replace(c.rollout, tensor_parallel=1), cluster=replace(c.cluster, placement="separate"))
     memory = engine_memory(alone, model, lengths, gpu_bytes)
     return replace(memory, host=without_sync(memory.host), device=without_sync(memory.device))
@@ -69,8 +66,7 @@ def engine_on_cpu(c: Config, model: ModelShape, lengths: SequenceLengths) -> Pro
         "logits": 12.0 * sequences * model.vocabulary,
     }
     weights = width * model.parameters
-    # To merge adapters, an engine maps the model's files.
-    received = SYNC_BUCKET if c.sync.transport == "object_store" and c.sync.what == "all" else weights
+    received = SYNC_BUCKET if c.sync.transport == "object_store" else weights
     # With tensor parallelism, an engine core and its workers run beside the actor; otherwise all are one process.
     processes = 1 + (r.tensor_parallel + 1 if r.tensor_parallel > 1 else 0)
     imports = IMPORT_MIB["rollout"] * processes + COMPILER_MIB * (not runs_eagerly(c))
@@ -80,7 +76,7 @@ def engine_on_cpu(c: Config, model: ModelShape, lengths: SequenceLengths) -> Pro
 
 
 def engine_parts(c: Config, model: ModelShape, gpu_bytes: float) -> Parts:
-    """What each GPU of an engine holds: vLLM's share of `gpu_bytes`. The rest is KV cache, which may be negative."""
+    """Returns what each GPU of an engine holds: vLLM's share of `gpu_bytes`. The rest is KV cache, which may be negative."""
     r, width = c.rollout, WIDTH[c.rollout.dtype]
     parts = r.tensor_parallel
     weights = width * model.parameters / parts
@@ -92,12 +88,12 @@ def engine_parts(c: Config, model: ModelShape, gpu_bytes: float) -> Parts:
 
 
 def kv_cache_tokens(c: Config, model: ModelShape, gpu_bytes: float, length: float) -> float:
-    """How many tokens fit into an engine's cache, in sequences of this length."""
+    """Returns how many tokens fit into an engine's cache, in sequences of this length."""
     return kv_cache_bytes(c, model, gpu_bytes) * length / sequence_bytes(c, model, length)
 
 
 def most_sequences(c: Config, model: ModelShape, gpu_bytes: float) -> int:
-    """Sequences that an engine decodes at the same time: on GPUs no more than a model with mixers has states for."""
+    """Returns how many sequences an engine decodes at the same time: on GPUs no more than a model with mixers has states for."""
     if not model.mixer or c.cluster.device == "cpu":
         return c.rollout.max_sequences
     most = engine_blocks(c, model).most_sequences(kv_cache_bytes(c, model, gpu_bytes))
@@ -105,7 +101,7 @@ def most_sequences(c: Config, model: ModelShape, gpu_bytes: float) -> int:
 
 
 def kv_cache_bytes(c: Config, model: ModelShape, gpu_bytes: float) -> float:
-    """The size of the cache, on one of an engine's GPUs."""
+    """Returns the size of the cache, on one of an engine's GPUs."""
     if c.cluster.device == "cpu":
         return float(c.rollout.kv_cache_mb * MIB)
     return max(engine_parts(c, model, gpu_bytes)["KV cache"], 0.0)

@@ -23,7 +23,7 @@ def _own_group_file(name: str) -> list[Path]:
 
 
 def usable_memory() -> tuple[int, int]:
-    """Main memory that this process may use, and how much of that is free, in bytes."""
+    """Returns the main memory that this process may use, and how much of that is free, in bytes."""
     memory = psutil.virtual_memory()
     limit, used = read_cgroup("memory.max"), read_cgroup("memory.current")
     if limit is None or limit >= memory.total:

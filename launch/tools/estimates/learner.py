@@ -34,7 +34,7 @@ from rlsys.models.shapes import ModelShape
 def learner_memory(
     c: Config, model: ModelShape, role: str, ranks: int, lengths: SequenceLengths, *, first: bool, has_logits: bool
 ) -> ProcessMemory:
-    """A policy or critic rank. `first`: rank 0, which sends the weights. `has_logits`: true for the policy."""
+    """Estimates a policy or critic rank. `first`: rank 0, which sends the weights. `has_logits`: true for the policy."""
     if role == "critic":  # it trains all its weights
         c = replace(c, policy=replace(c.policy, lora=LoraConfig()))
     return LearnerEstimate(c, model, role, ranks, lengths, first, has_logits).memory()
@@ -74,27 +74,31 @@ class LearnerEstimate:
         return ProcessMemory(self.role, self.ranks, moments | {"load": load, "save": save})
 
     def memory_on_gpu(self) -> ProcessMemory:
-        p, zero = self.config.policy, self.zero
+        zero, (optimizer, params) = self.zero, self.moved_parts()
         fixed: Parts = {"fixed": CUDA_CONTEXT + NCCL_BUFFERS * (self.ranks > 1)}
         device = self.compute_moments(fixed) | {"load": add_parts(self.load_parts(device=True), fixed)}
         offloaded: Parts = {
-            "optimizer": zero.state * p.offload_optimizer,
-            "gradients": zero.own_gradients * p.offload_optimizer,
-            "weights": zero.weights * p.offload_params,
-            "adapters": zero.adapters * p.offload_params,
+            "optimizer": zero.state * optimizer,
+            "gradients": zero.own_gradients * optimizer,
+            "weights": zero.weights * params,
+            "adapters": zero.adapters * params,
         }
         held = add_parts(offloaded, {"fixed": import_mib(self.config, self.role) * MIB}, self.send_parts())
         held = add_parts(held, self.offloaded_parts())  # from the first update on, as torch keeps pinned memory
-        step = add_parts(held, {"optimizer": zero.step * p.offload_optimizer})
+        step = add_parts(held, {"optimizer": zero.step * optimizer})
         save = add_parts(step if self.saves_while_training else held, self.checkpoint_parts())
         host = {"load": add_parts(self.load_parts(device=False), held), "step": step, "save": save}
         return ProcessMemory(self.role, self.ranks, host, device, 1)
 
+    def moved_parts(self) -> tuple[bool, bool]:
+        """Whether a GPU's rank keeps optimizer and weights in main memory."""
+        moved = [] if self.on_cpu else self.config.policy.offload
+        return "optimizer" in moved, "params" in moved
+
     def compute_moments(self, fixed: Parts) -> Moments:
-        """What it holds where it computes: in main memory on CPU, else on its GPU."""
+        """Returns what it holds where it computes: in main memory on CPU, else on its GPU."""
         c, zero = self.config, self.zero
-        offload_optimizer = c.policy.offload_optimizer and not self.on_cpu
-        offload_params = c.policy.offload_params and not self.on_cpu
+        offload_optimizer, offload_params = self.moved_parts()
         held = add_parts(
             {} if offload_params else {"weights": zero.weights, "adapters": zero.adapters},
             {} if offload_optimizer else {"optimizer": zero.state},
@@ -123,7 +127,7 @@ class LearnerEstimate:
         }
 
     def update_on_gpu(self, bucket: Parts) -> Parts:
-        """The bucket exists as a whole from the first gradient of a pass on, with ZeRO 1 until the last pack is reduced."""
+        """Counts the bucket as a whole from the first gradient of a pass on, with ZeRO 1 until the last pack is reduced."""
         work, merged = self.pass_memory(training=True), {"activations": merge_bytes(self.config, self.model)}
         kept = bucket if self.config.policy.zero_stage == 1 else {}
         at_output_layer = add_parts(work.at_output_layer, kept)
@@ -151,7 +155,7 @@ class LearnerEstimate:
         )
 
     def samples(self, training: bool) -> int:
-        """Samples that are computed between two optimizer steps, or scored."""
+        """Returns how many samples are computed between two optimizer steps, or scored."""
         t = self.config.trainer
         return t.prompts_per_step * t.samples_per_prompt // (t.updates_per_step if training else 1)
 
@@ -167,19 +171,20 @@ class LearnerEstimate:
         return 0 < self.config.checkpoint.every < self.config.trainer.steps
 
     def load_parts(self, *, device: bool) -> Parts:
-        """What it needs where it computes (`device`) or beside it in main memory, while it loads the model."""
+        """Returns what it needs where it computes (`device`) or in main memory, while it loads the model."""
         width, model = WIDTH[self.config.policy.dtype], self.model
         if self.config.policy.zero_stage < 3:  # every rank reads the whole model
             return {"weights": width * float(model.parameters)}
         # It reads its own part of one tensor after the other, and gathers one layer at a time.
-        share = 0 if self.config.policy.offload_params and not self.on_cpu else self.zero.weights
+        _, moved = self.moved_parts()
+        share = 0 if moved else self.zero.weights
         return {"weights": (share if device else 0) + width * float(model.largest_tensor)}
 
     def send_parts(self) -> Parts:
         return host_send_parts(self.config, self.model, self.ranks, self.first) if self.has_logits else {}
 
     def checkpoint_parts(self) -> Parts:
-        """The copies that a checkpoint is written from."""
+        """Returns the copies that a checkpoint is written from."""
         trained, width = trained_parameters(self.config, self.model), WIDTH[self.config.policy.dtype]
         state = trained * saved_state_bytes(self.config) / self.ranks
         return {"buckets": state + width * trained * self.first + 4 * largest_trained(self.config, self.model)}

@@ -57,7 +57,7 @@ class ProcessMemory:
     gpus: int = 0
 
     def peak(self, on_device: bool = False) -> tuple[str, Parts]:
-        """The moment with the largest need, and its parts."""
+        """Returns the moment with the largest need, and its parts."""
         moments = self.device if on_device else self.host
         return max(moments.items(), key=lambda m: sum(m[1].values()), default=("", {}))
 
@@ -76,5 +76,5 @@ def add_parts(*summands: Parts) -> Parts:
 
 
 def import_mib(c: Config, role: str) -> float:
-    """MiB of a process that will hold a model of ours, before it has one."""
+    """Returns how many MiB a process takes that will hold a model of ours, before it has one."""
     return float(IMPORT_MIB[role] + COMPILER_MIB * c.policy.compile)

@@ -33,7 +33,7 @@ def memory_by_role(
     gpu_bytes: float = 0.0,
     other_models: Mapping[str, ModelShape] | None = None,
 ) -> Processes:
-    """The processes of a run by role; the policy's rank 0 separately, reward models by the names of their workers.
+    """Returns the processes of a run by role; the policy's rank 0 separately, reward models by the names of their workers.
 
     `gpu_bytes` is the memory of a GPU. `other_models` are reward models and reference of known shape, by path.
     """
@@ -78,7 +78,7 @@ def reward_workers(run: Estimated) -> Processes:
 
 
 def frozen_engines(run: Estimated) -> Processes:
-    """None of a model of unknown shape."""
+    """Leaves out a model of unknown shape."""
     processes = Processes()
     for name, model in run.config.models.items():
         if shape := run.other_models.get(model.path):

@@ -12,7 +12,7 @@ from rlsys.models.shapes import ModelShape
 
 
 def reduction_parts(c: Config, model: ModelShape, ranks: int, work: PassMemory) -> list[Parts]:
-    """What is held during a pass, if a bucket is full before its end, and after it. `work`: the pass."""
+    """Returns what is held during a pass, if a bucket is full before its end, and after it. `work`: the pass."""
     p, width, trained = c.policy, WIDTH[c.policy.dtype], trained_parameters(c, model)
     if c.cluster.device == "cpu":
         return [{"weights": gathered_bytes(c, model), "buckets": copied_bytes_on_cpu(c, model, ranks)}]
@@ -32,7 +32,7 @@ def reduction_parts(c: Config, model: ModelShape, ranks: int, work: PassMemory) 
 
 
 def copied_bytes(c: Config, ranks: int, alone: bool) -> float:
-    """Per element. ZeRO 0 to 2 copy gradients as they are, and then to the type that is sent.
+    """Returns bytes per element. ZeRO 0 to 2 copy gradients as they are, and then to the type that is sent.
 
     The bucket of ZeRO 3 has that type, and is copied. A tensor that is reduced alone is converted only.
     """

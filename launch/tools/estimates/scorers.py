@@ -24,23 +24,23 @@ REWARD_MODEL_IMPORT_MIB = 510  # MiB of a reward model's actor and of its proces
 def reference_memory(c: Config, model: ModelShape, lengths: SequenceLengths) -> ProcessMemory:
     t, ranks, width = c.trainer, c.reference.ranks, WIDTH[c.policy.dtype]
     tokens, scored = worst_case_pack(c, model, lengths, t.prompts_per_step * t.samples_per_prompt, ranks)
-    split = c.reference.zero_stage == 3
+    split = c.reference.place == "split"
     weights: Parts = {"weights": width * float(model.parameters) / (ranks if split else 1)}
     gathered: Parts = {"weights": width * float(model.largest_tensor) * split}
     work = add_parts(gathered, pass_memory(c, model, tokens, scored, lengths, training=False).largest)
     imports: Parts = {"fixed": import_mib(c, "reference") * MIB}
     load = add_parts(weights, gathered, imports)
-    if c.cluster.device == "gpu" and c.reference.gpus:
+    if c.cluster.device == "gpu" and c.reference.place != "cpu":
         cuda: Parts = {"fixed": CUDA_CONTEXT}
         scoring = add_parts(weights, work, cuda)
-        resting = cuda if c.reference.offload else add_parts(weights, cuda)
+        resting = cuda if c.reference.place == "offload" else add_parts(weights, cuda)
         device = dict.fromkeys(MOMENTS[1:], resting) | {"score": scoring}
         return ProcessMemory("reference", ranks, {"load": load}, device)
     return ProcessMemory("reference", ranks, host={"score": add_parts(weights, work, imports), "load": load})
 
 
 def reward_model_memory(options: dict[str, Any], model: ModelShape | None, lengths: SequenceLengths) -> ProcessMemory:
-    """A reward model, which scores while samples arrive. A model of unknown shape counts with its imports only."""
+    """Estimates a reward model, which scores while samples arrive. A model of unknown shape counts with its imports only."""
     on_gpu = bool(options.get("gpus"))
     imports: Parts = {"fixed": float(REWARD_MODEL_IMPORT_MIB * MIB)}
     weights: Parts = {}

@@ -64,7 +64,7 @@ def estimate_step(
     mean_completion: float,
     reference_model: ModelShape | None = None,
 ) -> StepTimes:
-    """`c` names its transport: what `auto` stands for depends on the cluster."""
+    """Takes the transport from `c`: what `auto` stands for depends on the cluster."""
     t, ranks, completions = c.trainer, c.policy.ranks, [max(round(mean_completion), 1)] * c.trainer.samples_per_prompt
     work = scored_flops(c, model, lengths, completions)
     lora = c.policy.lora.rank > 0  # frozen weights have no gradients
@@ -77,7 +77,7 @@ def estimate_step(
     if policy_is_reference(c):
         phases["reference"] = work / (ranks * rank.flops * scoring)
     elif c.reference.kl_coef > 0:
-        reference_gpu = gpu if c.reference.gpus else None
+        reference_gpu = None if c.reference.place == "cpu" else gpu
         reference = _speed(reference_gpu, c.policy.dtype, c.policy.threads)
         scored = scored_flops(c, reference_model or model, lengths, completions)
         phases["reference"] = scored / (c.reference.ranks * reference.flops * (SCORING_SHARE if reference_gpu else 1.0))
@@ -90,14 +90,12 @@ def estimate_step(
         phases["critic"] = (work + critic_work) / (c.critic.ranks * rank.flops * training)
     phases["sync"] = sync_bytes(c, model) / TRANSPORTS[c.sync.transport].bytes_per_s
     if gpu:
-        phases["sync"] += SYNC_S + SYNC_TENSOR_S * sync_tensors(c, model)
-    if c.sync.what == "adapter":  # engines read the model's own weights from main memory
-        phases["sync"] += WIDTH[c.rollout.dtype] * model.parameters / TRANSPORTS["shared_memory"].bytes_per_s
+        phases["sync"] += SYNC_S + SYNC_TENSOR_S * sync_tensors(model)
     return StepTimes(phases, c.pipeline.max_lag > 0)
 
 
 def scored_flops(c: Config, model: ModelShape, lengths: SequenceLengths, completions: list[int]) -> float:
-    """The work of a forward pass over a step's samples. Mixers compute a prompt for each of its completions."""
+    """Returns the work of a forward pass over a step's samples. Mixers compute a prompt for each of its completions."""
     groups = [[completion] for completion in completions] if model.mixer else [completions]
     work = sum(model.flop_counter.group_flops(lengths.typical_prompt, group) for group in groups)
     return work * c.trainer.prompts_per_step
@@ -110,18 +108,18 @@ def _speed(gpu: Gpu | None, dtype: str, threads: int) -> DeviceSpeed:
 
 
 def _optimizer_seconds(c: Config, model: ModelShape, rank: DeviceSpeed) -> float:
-    """Adam reads and writes its state; ranks exchange gradients and weights."""
+    """Counts that Adam reads and writes its state, and that ranks exchange gradients and weights."""
     p, updates = c.policy, c.trainer.updates_per_step * c.trainer.epochs_per_step
     trained = trained_parameters(c, model)
     shard = trained / (p.ranks if p.zero_stage else 1)
-    adam = 28 * shard / (OFFLOAD if p.offload_optimizer else rank.bandwidth)
+    adam = 28 * shard / (OFFLOAD if "optimizer" in p.offload else rank.bandwidth)
     exchanged = WIDTH[p.dtype] * (2 * trained + model.parameters * (p.zero_stage == 3)) * (p.ranks > 1)
-    offloaded = 2 * WIDTH[p.dtype] * model.parameters * p.offload_params
+    offloaded = 2 * WIDTH[p.dtype] * model.parameters * ("params" in p.offload)
     return updates * (adam + exchanged / RANK_LINKS[c.cluster.device] + offloaded / HOST_LINK)
 
 
 def _activation_seconds_per_token(c: Config, model: ModelShape) -> float:
-    """Of an update: ranks that share a pack exchange heads, and inputs of layers go to host memory and back."""
+    """Counts for an update that ranks that share a pack exchange heads, and that inputs of layers go to host memory and back."""
     p, width, passes = c.policy, WIDTH[c.policy.dtype], 2 + bool(c.policy.gradient_checkpointing)
     heads = 2 * (model.query_width + max(model.kv_heads, p.sequence_parallel) * model.head_dim)
     exchanged = passes * width * heads * (1 - 1 / p.sequence_parallel)
@@ -132,7 +130,7 @@ def _activation_seconds_per_token(c: Config, model: ModelShape) -> float:
 def _rollout_seconds(
     c: Config, model: ModelShape, lengths: SequenceLengths, gpu: Gpu | None, mean_completion: float
 ) -> float:
-    """Prefill, then decode: each engine step reads the weights and all keys and values for one token per sequence."""
+    """Counts prefill, then decode: each engine step reads the weights and all keys and values for one token per sequence."""
     r, t, width, parts = c.rollout, c.trainer, WIDTH[c.rollout.dtype], c.rollout.tensor_parallel
     speed = _speed(gpu, r.dtype, r.threads)
     flops = speed.flops * (PREFILL_SHARE if gpu else 1.0)

@@ -86,7 +86,7 @@ class VirtualTime:
         among.clear()
 
     def yield_turn(self) -> None:
-        """A moment at which a real thread might be interrupted."""
+        """Marks a moment at which a real thread might be interrupted."""
         if self.seeded and self.threads and not self.ended:
             self.sleep(0.0)
 

@@ -22,7 +22,7 @@ class ZeroMemory:
     gradients: float  # during an update
     own_gradients: float  # of these, what is left for Adam
     gradient_copies: float  # more of them after the last pack
-    state: float  # Adam's moments, and fp32 weights beside those that compute
+    state: float  # Adam's moments, and fp32 weights in addition to those that compute
     step: float  # temporaries while Adam steps, or while the norm is computed before
     gathered: float  # during a forward or backward pass
     bucket: float  # gradients being reduced: with ZeRO 1 and 2 during an update, with ZeRO 3 always
@@ -56,14 +56,14 @@ def zero_memory(c: Config, model: ModelShape, ranks: int) -> ZeroMemory:
 
 
 def gathered_bytes(c: Config, model: ModelShape) -> float:
-    """On CPU twice as much was measured (tests/bench/memory.py); the reason is not known."""
+    """Doubles on CPU, as was measured (tests/bench/memory.py); the reason is not known."""
     if c.policy.zero_stage < 3:
         return 0.0
     return WIDTH[c.policy.dtype] * min(float(model.parameters), MAX_GATHERED) * (1 + (c.cluster.device == "cpu"))
 
 
 def sizes_on_gpu(c: Config, model: ModelShape, ranks: int) -> dict[str, float]:
-    """What differs from CPU, or is known better: tests/launch/tools/estimates/test_device_memory.py counts it."""
+    """Returns what differs from CPU, or is known better: tests/launch/tools/estimates/test_device_memory.py counts it."""
     p, width = c.policy, WIDTH[c.policy.dtype]
     trained, largest = trained_parameters(c, model), largest_trained(c, model)
     shard, reduced = trained / ranks, min(trained, bucket_elements(c, trained))
@@ -83,16 +83,16 @@ def sizes_on_gpu(c: Config, model: ModelShape, ranks: int) -> dict[str, float]:
 
 
 def adds_up_shards(c: Config) -> bool:
-    """True if a rank with ZeRO 2 adds packs up in one float32 tensor, which is as large as its shard."""
+    """Returns True if a rank with ZeRO 2 adds packs up in one float32 tensor, which is as large as its shard."""
     return c.policy.zero_stage == 2 and c.policy.dtype != "float32" and adds_packs_in_float32(c.policy)
 
 
 def gradient_bytes(c: Config, trained: float, shard: float, largest: float) -> float:
-    """The gradients of which a rank makes its step: ZeRO 1 and 2 keep whole tensors of all that the shard touches."""
+    """Returns the gradients of which a rank makes its step: ZeRO 1 and 2 keep whole tensors of all that the shard touches."""
     width = WIDTH[c.policy.dtype]
     if c.policy.zero_stage == 0:
         return width * trained
-    if c.policy.zero_stage < 3 and c.policy.offload_optimizer:  # float32, in main memory
+    if c.policy.zero_stage < 3 and "optimizer" in c.policy.offload:  # float32, in main memory
         return 4 * shard
     if c.policy.zero_stage == 3 or adds_up_shards(c):
         return shard * (4 if adds_packs_in_float32(c.policy) else width)
@@ -100,11 +100,11 @@ def gradient_bytes(c: Config, trained: float, shard: float, largest: float) -> f
 
 
 def step_bytes(c: Config, trained: float, shard: float, largest: float) -> float:
-    """The gradients as float32 for Adam, or before that a tensor as float64, of which DeepSpeed takes the norm."""
+    """Returns the gradients as float32 for Adam, or before that a tensor as float64, of which DeepSpeed takes the norm."""
     stage, width = c.policy.zero_stage, WIDTH[c.policy.dtype]
     if stage == 0:
         return 4 * trained * (width == 2)
-    if c.policy.offload_optimizer:
+    if "optimizer" in c.policy.offload:
         return 4 * shard
     flat = 4 if adds_packs_in_float32(c.policy) else width + 4
     if stage == 3:
@@ -119,7 +119,7 @@ def bucket_elements(c: Config, trained: float) -> float:
 
 
 def bucket_bytes(c: Config, trained: float) -> float:
-    """On a GPU the whole bucket exists. That of ZeRO 3 has the type that is sent."""
+    """Counts the whole bucket on a GPU. That of ZeRO 3 has the type that is sent."""
     p, width = c.policy, WIDTH[c.policy.dtype]
     sent = 4 if p.grad_dtype == "float32" else width
     return bucket_elements(c, trained) * (sent if p.zero_stage == 3 else width) * (p.zero_stage > 0)

@@ -17,7 +17,7 @@ from rlsys.runs.progress import Note
 
 
 def with_checkpointing_chosen(config: Config, nodes: Sequence[dict[str, Any]], note: Note) -> Config:
-    """`nodes` is `ray.nodes()`. Where the model's shape or the GPUs are not known, layers are computed again."""
+    """Chooses by the nodes of `ray.nodes()`. Where the model's shape or the GPUs are not known, layers are computed again."""
     if config.policy.gradient_checkpointing is not None:
         return config
     try:

@@ -86,7 +86,7 @@ def check_fit(
     nodes: Sequence[NodeSpec],
     other_models: Mapping[str, ModelShape] | None = None,
 ) -> Fit:
-    """`mean_completion`, in tokens, is for the times. `other_models`: shapes of reward models and reference by path.
+    """Estimates whether a run fits. `mean_completion`, in tokens, is for the times. `other_models`: shapes of reward models and reference by path.
 
     Chooses policy.gradient_checkpointing where it is null.
     """
@@ -136,7 +136,7 @@ def check_fit(
 
 
 def choose_checkpointing(c: Config, fit: Callable[[Config], Fit]) -> Fit:
-    """The fit without gradient checkpointing, where every GPU then has room to spare or holds no more than with it."""
+    """Returns the fit without gradient checkpointing, where every GPU then has room to spare or holds no more than with it."""
     keeping, recomputing = (
         replace(c, policy=replace(c.policy, gradient_checkpointing=recompute)) for recompute in (False, True)
     )
@@ -147,7 +147,7 @@ def choose_checkpointing(c: Config, fit: Callable[[Config], Fit]) -> Fit:
         one.needed <= max((1 - ROOMY) * one.capacity, other.needed)
         for one, other in zip(kept.gpus, recomputed.gpus, strict=True)
     )
-    return kept if roomy and not kept.layout.unplaced and not c.policy.offload_activations else recomputed
+    return kept if roomy and not kept.layout.unplaced and "activations" not in c.policy.offload else recomputed
 
 
 def with_known_transport(c: Config, nodes: int) -> tuple[Config, list[Problem]]:
@@ -177,7 +177,7 @@ def use_of_gpu(
 
 
 def use_of_host(c: Config, processes: dict[str, ProcessMemory], layout: ClusterLayout, node: int) -> float:
-    """All processes at their peaks. Weights that a rank shares with the engines of its host count once."""
+    """Adds up all processes at their peaks. Weights that a rank shares with the engines of its host count once."""
     names = layout.workers_of(node)
     peaks = sum(total_bytes(p.peak()[1]) for name in names if (p := find_process(processes, name)))
     if c.sync.transport != "shared_memory":
@@ -187,7 +187,7 @@ def use_of_host(c: Config, processes: dict[str, ProcessMemory], layout: ClusterL
 
 
 def find_process(processes: dict[str, ProcessMemory], worker: str) -> ProcessMemory | None:
-    """The process by its worker's name, or else by its role: all ranks but the first are alike."""
+    """Returns the process by its worker's name, or else by its role: all ranks but the first are alike."""
     return processes.get(worker) or processes.get(re.sub(r"-[\d-]+$", "", worker))
 
 
@@ -230,7 +230,7 @@ def gpu_problems(gpus: list[GpuUse]) -> Iterator[Problem]:
 
 
 def engine_problems(c: Config, model: ModelShape, lengths: SequenceLengths, gpu: Gpu | None) -> Iterator[Problem]:
-    """An engine does not start without room for one whole sequence."""
+    """Finds engines without room for one whole sequence, which do not start."""
     room = kv_cache_tokens(c, model, gpu.memory_gib * GIB if gpu else 0.0, lengths.longest)
     longest = lengths.longest
     if room >= longest:

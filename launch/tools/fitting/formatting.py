@@ -6,7 +6,7 @@ from launch.tools.estimates.devices import GIB
 
 
 def format_gib(size: float) -> str:
-    """GiB without the unit, with one decimal below 100."""
+    """Writes GiB without the unit, with one decimal below 100."""
     return f"{size / GIB:.1f}" if abs(size) < 100 * GIB else f"{size / GIB:,.0f}"
 
 
@@ -21,7 +21,7 @@ def format_duration(seconds: float) -> str:
 
 
 def shorten_names(names: Sequence[str]) -> list[str]:
-    """["rollout-8", "rollout-9", "policy-0"] -> ["rollout-8 to 9", "policy-0"]"""
+    """Joins names in a row.  ["rollout-8", "rollout-9", "policy-0"] -> ["rollout-8 to 9", "policy-0"]"""
     ranges: list[list[str]] = []
     for name in names:
         if names_before := next((r for r in ranges if is_next(name, r[-1])), None):

@@ -31,11 +31,10 @@ class ClusterLayout:
     cpu_workers: list[list[str]] = field(default_factory=list)  # by node: workers without GPUs; the driver on the first
 
     def all_gpus(self) -> Iterator[tuple[int, int]]:
-        """Node and index of each GPU."""
         return ((node, index) for node, gpus in enumerate(self.gpus) for index in range(len(gpus)))
 
     def workers_of(self, node: int) -> list[str]:
-        """All workers of a node, each once."""
+        """Returns all workers of a node, each once."""
         return list(dict.fromkeys([*(name for gpu in self.gpus[node] for name in gpu), *self.cpu_workers[node]]))
 
 

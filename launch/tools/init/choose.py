@@ -74,7 +74,7 @@ def candidates(gpus: int, lengths: SequenceLengths) -> Iterator[Settings]:
         for tokens in packs:
             learner = {
                 "policy.zero_stage": zero,
-                "policy.offload_optimizer": offload,
+                "policy.offload": ["optimizer"] * offload,
                 "policy.tokens_per_pack": tokens,
             }
             for placement in placements(gpus):
@@ -116,7 +116,7 @@ def has_room(f: Fit) -> bool:
 def step_cost(choice: ChosenSettings) -> float:
     """Seconds of a step. A small penalty avoids offloading and ZeRO 3 where they gain little."""
     policy = choice.fit.config.policy
-    return choice.fit.times.step * (1 + 0.05 * policy.offload_optimizer + 0.02 * (policy.zero_stage == 3))
+    return choice.fit.times.step * (1 + 0.05 * ("optimizer" in policy.offload) + 0.02 * (policy.zero_stage == 3))
 
 
 def describe_excess(nearest: Fit) -> str:

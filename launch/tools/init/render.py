@@ -1,4 +1,4 @@
-"""Writes chosen settings as YAML, with a comment beside each option."""
+"""Writes chosen settings as YAML, with a comment for each option."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ COMMENTS = {
     "rollout.max_sequences": "sequences that an engine decodes at once",
     "policy.ranks": "DeepSpeed processes that share the optimizer's state",
     "policy.zero_stage": "2 splits optimizer and gradients over ranks, 3 the weights too: less memory, more traffic",
-    "policy.offload_optimizer": "keeps Adam's state in main memory: less GPU memory, slower steps",
+    "policy.offload": "[optimizer] keeps Adam's state in main memory: less GPU memory, slower steps",
     "policy.tokens_per_pack": "tokens of one forward and backward pass: lower it first if memory is short",
     "policy.gradient_checkpointing": "computes activations twice: less memory, a third more work",
     "policy.lora": "only adapters are trained; the model's own weights stay",
@@ -68,7 +68,7 @@ def header(options: InitOptions, model: ModelShape, preset: DatasetPreset, choic
     memory = f"; {format_gib(f.host_bytes[0])} GiB of main memory at most"
     if g := f.tightest:
         memory = f"; the fullest holds {format_gib(g.needed)} of {format_gib(g.capacity)} GiB by `rlsys plan`"
-    if f.config.policy.offload_optimizer:
+    if "optimizer" in f.config.policy.offload:
         memory += f". A node's main memory: {format_gib(max(f.host_bytes))} GiB"
     time = format_duration(f.times.step * preset.steps)
     return [
@@ -93,6 +93,8 @@ def option_line(key: str, value: Any) -> str:
         value = f"{{rank: {value.rank}, alpha: {value.alpha:g}}}"
     elif isinstance(value, bool):
         value = json.dumps(value)
+    elif isinstance(value, list):
+        value = f"[{', '.join(value)}]"
     elif isinstance(value, float) and 0 < value < 1e-3:
         value = f"{value:.1e}"
     comment = f"  # {COMMENTS[key]}" if key in COMMENTS else ""

@@ -168,7 +168,7 @@ def _connect(address: str) -> Any:
     logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.ERROR)
 
     class Client(JobSubmissionClient):
-        def _do_request(self, *args: Any, **kwargs: Any) -> Any:  # by itself it waits for ever
+        def _do_request(self, *args: Any, **kwargs: Any) -> Any:  # by itself it never ends
             return super()._do_request(*args, **kwargs, timeout=(ANSWER_TIMEOUT_S / 6, ANSWER_TIMEOUT_S))
 
     return Client(address)

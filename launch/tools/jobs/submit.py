@@ -17,6 +17,7 @@ from launch.tools.jobs.server import JobServer, JobServerLost
 from rlsys import __version__
 from rlsys.config.secrets import is_secret_variable, redact
 from rlsys.errors import ConfigError
+from rlsys.runs.stopping import GRACE_S
 
 STOP_MARGIN_S = 20  # beyond the time that a run takes to stop; then Ray kills it
 COMMAND_NOT_FOUND = 127  # exit code of a shell
@@ -44,7 +45,7 @@ def submit(
     options += [word for variable in environment for word in ("--env", variable)]
     resume = shlex.join(["rlsys", "submit", path, *overrides, *options])
     metadata = {"rlsys": __version__, "run_dir": package.config.run.dir, "resume": resume}
-    stop_s = math.ceil(2 * package.config.run.grace_s) + STOP_MARGIN_S  # to end the step, and as long again to save
+    stop_s = math.ceil(2 * GRACE_S) + STOP_MARGIN_S  # to end the step, and as long again to save
     print_package(package, console)
     with tempfile.TemporaryDirectory() as folder:
         package.copy_to(Path(folder))
@@ -78,7 +79,7 @@ def parse_environment(environment: tuple[str, ...]) -> dict[str, str]:
         if not equals or not name:
             problems.append(f"--env {redact(option)} is not NAME=VALUE, such as HF_HOME=/shared/huggingface.")
         elif name == STOP_WAIT:
-            problems.append(f"--env {name} follows from run.grace_s; change that.")
+            problems.append(f"--env {name} is set for each job by rlsys. Leave it out.")
         elif is_secret_variable(name, value):
             problems.append(
                 f"--env {name}: everyone with access to the job server sees what is given here. Set {name} in the "

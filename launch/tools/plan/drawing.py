@@ -31,7 +31,7 @@ def draw_nodes(f: Fit, console: Console) -> None:
     if f.config.cluster.device == "gpu":
         on_cpus = [(name, p) for name, p in f.processes.items() if p.role in ("reward", "driver") and not p.device]
         counts = ", ".join(f"{p.count} {name}" for name, p in on_cpus)
-        reference = "; the reference" if "reference" in f.processes and not f.config.reference.gpus else ""
+        reference = "; the reference" if "reference" in f.processes and f.config.reference.place == "cpu" else ""
         print_line(console, f"on CPUs of any node: {counts}{reference}", "dim")
     elif idle := sum(not workers for gpus in f.layout.gpus for workers in gpus):
         print_line(console, f"idle: {format_count(idle, 'GPU')}, which cluster.device cpu does not use", "yellow")

@@ -127,7 +127,7 @@ def read_run_lengths(run: Path) -> RunLengths | None:
 def estimate_prompt_tokens(run: Path) -> int:
     """The mean length of prompts. A run keeps no tokens of prompts.
 
-    A token of a prompt is taken to have as many letters as a token of a completion.
+    A token of a prompt is taken to have the letters of a token of a completion.
     """
     files = sorted((run / "samples").glob(SAMPLE_FILES))
     if not files:

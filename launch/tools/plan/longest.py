@@ -13,11 +13,10 @@ from launch.tools.plan.suggestions import with_settings
 from rlsys.models.shapes import ModelShape, can_share_packs
 
 SHARINGS = (1, 2, 4, 8)  # of policy.sequence_parallel
-OFF = {"policy.gradient_checkpointing": False, "policy.offload_activations": False}
-MEMORY = {
-    "no checkpointing": OFF,
-    "gradient_checkpointing": OFF | {"policy.gradient_checkpointing": True},
-    "and offload_activations": dict.fromkeys(OFF, True),
+MEMORY = {  # whether layers are recomputed, and their inputs offloaded
+    "no checkpointing": (False, False),
+    "gradient_checkpointing": (True, False),
+    "and offload activations": (True, True),
 }
 STEP, MOST = 1024, 4096  # lengths are multiples of 1024 tokens, and 4 million at most
 
@@ -36,12 +35,17 @@ def longest_sequences(fit: Fit, other_models: Mapping[str, ModelShape]) -> list[
         LongestSequences(
             k,
             {
-                name: longest_sequence(fit, settings | {"policy.sequence_parallel": k}, other_models)
-                for name, settings in MEMORY.items()
+                name: longest_sequence(fit, memory_settings(fit, *ways) | {"policy.sequence_parallel": k}, other_models)
+                for name, ways in MEMORY.items()
             },
         )
         for k in possible
     ]
+
+
+def memory_settings(fit: Fit, recompute: bool, offload: bool) -> dict[str, object]:
+    others = [part for part in fit.config.policy.offload if part != "activations"]
+    return {"policy.gradient_checkpointing": recompute, "policy.offload": others + ["activations"] * offload}
 
 
 def longest_sequence(fit: Fit, settings: dict[str, object], other_models: Mapping[str, ModelShape]) -> int:

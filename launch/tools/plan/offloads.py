@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from launch.roles import count_gpus
 from launch.tools.fitting.fit import TIGHT, Fit, GpuUse
-from launch.tools.plan.suggestions import with_settings
+from launch.tools.plan.suggestions import Settings, with_settings
 from rlsys.config.schema import Config
 
 
@@ -13,7 +13,7 @@ from rlsys.config.schema import Config
 class Offload:
     """An option that offloads something, and the fit without it.
 
-    `Offload("policy.offload_optimizer", fit)`
+    `Offload("policy.offload optimizer", fit)`
     """
 
     option: str
@@ -30,17 +30,17 @@ class Offload:
 
 
 def find_offloads(fit: Fit, try_fit: Callable[[Config], Fit]) -> list[Offload]:
-    """Tries each option alone."""
+    """Tries each part alone."""
     if not fit.gpus:
         return []
-    return [Offload(option, try_fit(with_settings(fit.config, {option: False}))) for option in offloads_of(fit.config)]
+    return [Offload(part, try_fit(with_settings(fit.config, without))) for part, without in offloads_of(fit.config)]
 
 
-def offloads_of(c: Config) -> Iterator[str]:
+def offloads_of(c: Config) -> Iterator[tuple[str, Settings]]:
+    """What is offloaded, and the settings without it."""
     if c.cluster.device == "cpu":
         return
-    for option in ("offload_optimizer", "offload_params", "offload_activations"):
-        if getattr(c.policy, option):
-            yield f"policy.{option}"
-    if c.reference.offload and count_gpus("reference", c):
-        yield "reference.offload"
+    for part in c.policy.offload:
+        yield f"policy.offload {part}", {"policy.offload": [other for other in c.policy.offload if other != part]}
+    if c.reference.place == "offload" and count_gpus("reference", c):
+        yield "reference.place offload", {"reference.place": "whole"}

@@ -16,6 +16,7 @@ from launch.tools.estimates.engine import kv_cache_tokens
 from launch.tools.estimates.memory import MIB
 from launch.tools.fitting.fit import TIGHT, Fit
 from rlsys.checks import check
+from rlsys.checks.training import OFFLOADABLE
 from rlsys.config.schema import Config, DataConfig, EvalConfig
 from rlsys.errors import ConfigError
 
@@ -32,11 +33,13 @@ class Suggestion:
 
     @property
     def text(self) -> str:
-        """As on the command line: `policy.zero_stage=3 policy.offload_optimizer=true`"""
+        """As on the command line: `policy.zero_stage=3 policy.offload=[optimizer,params]`"""
         return " ".join(f"{key}={format_value(value)}" for key, value in self.settings.items())
 
 
 def format_value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(value)}]"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -115,7 +118,6 @@ def memory_hints(fit: Fit) -> Iterator[Settings]:
     c, longest = fit.config, fit.lengths.prompt + fit.lengths.completion
     p, gpu = c.policy, c.cluster.device == "gpu"
     yield {"sync.transport": "auto"}
-    yield {"policy.logprob_chunk": min(p.logprob_chunk, 256)}
     yield {"policy.tokens_per_pack": max(p.tokens_per_pack // 2, min(longest, p.tokens_per_pack))}
     for stage in range(p.zero_stage + 1, 4):
         yield {"policy.zero_stage": stage}
@@ -128,13 +130,12 @@ def memory_hints(fit: Fit) -> Iterator[Settings]:
         yield {"rollout.kv_cache_mb": largest_kv_cache(fit)}
         return
     yield {"policy.dtype": "bfloat16", "rollout.dtype": "bfloat16"}
-    if p.lora.rank:
-        yield {"sync.what": "adapter"}
     for share in (0.9, 0.7, 0.5, 0.3, 0.2):
         yield {"rollout.gpu_memory": share}
-    yield {"policy.gradient_checkpointing": True, "policy.offload_activations": True}
-    yield {"policy.offload_optimizer": True}
-    yield {"policy.zero_stage": 3, "policy.offload_optimizer": True, "policy.offload_params": True}
+    for stage, parts in ((0, ["activations"]), (0, ["optimizer"]), (3, ["optimizer", "params"]), (3, [*OFFLOADABLE])):
+        more = {"policy.gradient_checkpointing": True} if "activations" in parts else {}
+        stages = {"policy.zero_stage": max(stage, p.zero_stage)}
+        yield stages | more | {"policy.offload": [part for part in OFFLOADABLE if part in (*p.offload, *parts)]}
 
 
 def largest_kv_cache(fit: Fit) -> int:
@@ -160,7 +161,7 @@ def placement_hints(fit: Fit) -> Iterator[Settings]:
         yield {"rollout.engines": 1, "policy.ranks": 1}
         return
     if count_gpus("reference", c):
-        yield {"reference.gpus": 0.0}
+        yield {"reference.place": "cpu"}
     if count_workers("critic", c):
         yield {"critic.ranks": 1}
     gpus = {
@@ -174,7 +175,7 @@ def placement_hints(fit: Fit) -> Iterator[Settings]:
 
 
 def separate_hints(c: Config, gpus: int, wide: int) -> Iterator[Settings]:
-    """Engines of `wide` GPUs beside ranks: as many ranks as now, as many engines as now, or half of the GPUs each."""
+    """Engines of `wide` GPUs and ranks on other GPUs: the ranks of now, the engines of now, or half of the GPUs each."""
     for engines in ((gpus - c.policy.ranks) // wide, c.rollout.engines, gpus // 2 // wide, 1):
         ranks = gpus - engines * wide
         if engines > 0 and ranks > 0:

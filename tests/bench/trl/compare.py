@@ -64,7 +64,7 @@ RLSYS = {
     "2 engines, 1 rank of 2 threads": ["rollout.engines=2", "policy.ranks=1", "policy.threads=2"],
 }
 AHEAD = {"1 engine, 1 rank": ["rollout.engines=1", "policy.ranks=1", "pipeline.max_lag=1"]}
-GEMMA = ["policy.zero_stage=0", "policy.logprob_chunk=256", "rollout.kv_cache_mb=1024"]
+GEMMA = ["policy.zero_stage=0", "rollout.kv_cache_mb=1024"]
 TWO_THREADS = ["rollout.engines=1", "rollout.threads=2", "policy.ranks=1", "policy.threads=2"]
 WAYS: dict[str, dict[str, Any]] = {"rlsys": RLSYS, "ahead": AHEAD, "TRL": TRL}
 

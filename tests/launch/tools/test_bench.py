@@ -73,7 +73,7 @@ def test_every_possible_mean_is_met(mean, longest):
     assert 1 <= min(drawn) <= max(drawn) <= longest
 
 
-@pytest.mark.parametrize(("placement", "gpus"), [("separate", 4 + 4 + 2 + 0.5), ("colocated", 4)])
+@pytest.mark.parametrize(("placement", "gpus"), [("separate", 4 + 4 + 2 + 1), ("colocated", 4)])
 def test_a_gpu_that_several_share_counts_once_in_the_peak(tmp_path, placement, gpus):
     shared = ["cluster.device=gpu", f"cluster.placement={placement}", "rollout.engines=2", "rollout.tensor_parallel=2"]
     shared += [
@@ -81,7 +81,6 @@ def test_a_gpu_that_several_share_counts_once_in_the_peak(tmp_path, placement, g
         "algorithm.advantage=gae",
         "critic.ranks=2",
         "reference.kl_coef=0.1",
-        "reference.gpus=0.5",
     ]
     config = make_config(tmp_path, *shared)
     assert gpu_peak(config, "H100") == gpus * peak_flops("H100", "bfloat16")

@@ -1,6 +1,8 @@
 """`rlsys check`: what it compares, and what it prints."""
 
 import io
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +17,11 @@ from launch.tools.check import (
     random_batch,
     rank_counts,
 )
+from rlsys.checks import load_checked
 from rlsys.config.schema import Config
-from rlsys.types import Prompt
+from rlsys.types import Prompt, Sample
+
+GUESS = Path(__file__).parents[3] / "configs" / "guess_cpu.yaml"
 
 PROMPTS = [Prompt(f"p{i}", "made", "", [2, 3, 4, 5][: 2 + i], {}) for i in range(3)]
 
@@ -102,7 +107,37 @@ def test_the_table_fits_eighty_columns():
         trial, [REFERENCE, line(name="lm.model.layers.1.self_attn.k_proj.weight")], 12.3, Console(file=text, width=80)
     )
     [row] = [row.split() for row in text.getvalue().splitlines() if "k_proj" in row]
-    assert row == ["2", "2", "3", "4,096", "0.250000", "3.0e-07", "9.0e-07", "✓", "layers.1.self_attn.k_proj"]
+    assert row == ["2", "2", "3", "4,096", "0.250000", "3.0e-07", "9.0e-07", "✓", "1.self_attn.k_proj"]
+
+
+def test_other_cuts_have_the_same_turns_after_the_same_tokens():
+    config = load_checked(GUESS)
+    trial = UpdateTrial(config, random_batch(config, PROMPTS, 13))
+    assert {s.turn_count for s in trial.batch.samples} == {3, 4, 5}
+    assert any(after < turn - 1 for s in trial.batch.samples for turn, after in enumerate(s.continued_turns))
+    cuts = [trial.cut_again(number).batch.samples for number in range(3)]
+    for sample, *others in zip(trial.batch.samples, *cuts, strict=True):
+        for other in others:
+            assert whole_turns(other) == whole_turns(sample)
+            assert np.array_equal(other.logprobs, sample.logprobs)
+    assert any(a.continued_turns != b.continued_turns for a, b in zip(trial.batch.samples, cuts[0], strict=True))
+
+
+def whole_turns(sample: Sample) -> list[tuple[list[int], int]]:
+    """All tokens up to the end of each turn, and how many of them are its own."""
+    ends: list[list[int]] = [[]]
+    for (observation, own), after in zip(sample.turns, sample.continued_turns, strict=True):
+        ends.append([*ends[after + 1], *observation.tolist(), *own.tolist()])
+    return [(end, len(own)) for end, (_, own) in zip(ends[1:], sample.turns, strict=True)]
+
+
+def test_cuts_have_a_column_where_there_are_episodes():
+    cut = replace(line(name="lm.model.layers.1.self_attn.k_proj.weight"), cuts=20)
+    _, text = print_check(line(), cut)
+    rows = [row.split() for row in text.splitlines() if " 4,096 " in row and "✓" in row]
+    assert [row[4] for row in rows[1:]] == ["0.250000", "20"]
+    assert "cuts: how many other cuts of the same episodes were tried" in text
+    assert "cuts" not in print_check(line())[1]
 
 
 def test_bfloat16_has_coarser_tolerances():

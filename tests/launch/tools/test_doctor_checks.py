@@ -123,13 +123,6 @@ def test_a_good_machine_has_nothing_to_fix(facts):
         ("network", "wrong", "127.0.0.1", "ip link", {"loopback": False}),
         (
             "network",
-            "wrong",
-            "port 29500 is taken: python, process 7",
-            "sport = :29500",
-            {"ports": {"policy.port": (29500, "python, process 7")}},
-        ),
-        (
-            "network",
             "warning",
             "8265: ray, process 7",
             "ray start --head --dashboard-port=OTHER",

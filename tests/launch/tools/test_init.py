@@ -240,9 +240,9 @@ def test_adapters_need_no_offloading_where_full_training_does(tmp_path):
     full, lora = tmp_path / "full.yaml", tmp_path / "lora.yaml"
     run_init(*words, "-o", full)
     run_init(*words, "--lora", 32, "-o", lora)
-    assert load_checked(full).policy.offload_optimizer
+    assert load_checked(full).policy.offload == ["optimizer"]
     policy = load_checked(lora).policy
-    assert (policy.lora.rank, policy.lora.alpha, policy.lr, policy.offload_optimizer) == (32, 64, 1e-5, False)
+    assert (policy.lora.rank, policy.lora.alpha, policy.lr, policy.offload) == (32, 64, 1e-5, [])
     assert plan_verdict(lora, "--cluster", "1xRTX4090") == f"✓ {lora} fits."
 
 

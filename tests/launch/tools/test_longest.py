@@ -25,7 +25,7 @@ def plan(tokens: int, **settings: object) -> Fit:
 @pytest.mark.parametrize(("name", "checkpointing", "offloading"), [(n, i > 0, i > 1) for i, n in enumerate(MEMORY)])
 def test_a_longer_sequence_would_not_fit(name: str, checkpointing: bool, offloading: bool) -> None:
     for sharing, lengths in longest_sequences(plan(4096), {}):
-        options = {"gradient_checkpointing": checkpointing, "offload_activations": offloading}
+        options = {"gradient_checkpointing": checkpointing, "offload": ["activations"] * offloading}
         fit, more = (plan(n, sequence_parallel=sharing, **options) for n in (lengths[name], lengths[name] + 1024))
         assert all(gpu.needed <= gpu.capacity for gpu in fit.gpus)
         assert any(gpu.needed > gpu.capacity for gpu in more.gpus) or max(more.host_bytes) > more.nodes[0].memory

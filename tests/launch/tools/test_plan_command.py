@@ -49,7 +49,7 @@ def test_a_colocated_configuration_that_oversamples_comes_first(costs):
 
 
 def test_a_reference_and_a_critic_have_gpus_of_their_own(costs):
-    settings = ["trainer.prompts_per_step=32", "reference.kl_coef=0.1", "reference.gpus=1"]
+    settings = ["trainer.prompts_per_step=32", "reference.kl_coef=0.1"]
     settings += ["algorithm.advantage=gae", "critic.ranks=2", "dynamic_sampling.enabled=false"]
     few = ["--simulate", costs, "--ragged", "50,200", "--gpus"]
     lines = simulated("configs/dapo_7b_gpu.yaml", *settings, *few, "7")
@@ -305,12 +305,12 @@ def test_the_memory_table_tells_rank_0_from_the_other_ranks():
     [
         (["configs/dapo_7b_gpu.yaml"], r"offloaded to main memory: nothing"),
         (
-            ["configs/dapo_7b_gpu.yaml", "policy.offload_optimizer=true"],
-            r"offloaded to main memory by policy.offload_optimizer, NOT NEEDED: without it a GPU would hold 65.6 of 79.1 GiB",
+            ["configs/dapo_7b_gpu.yaml", "policy.offload=[optimizer]"],
+            r"offloaded to main memory by policy.offload optimizer, NOT NEEDED: without it a GPU would hold 65.6 of 79.1 GiB",
         ),
         (
             ["configs/grpo_countdown_3b_gpu.yaml"],
-            r"offloaded to main memory by policy.offload_optimizer, needed: without it a GPU would hold \S+ of 79.1 GiB",
+            r"offloaded to main memory by policy.offload optimizer, needed: without it a GPU would hold \S+ of 79.1 GiB",
         ),
     ],
 )
@@ -378,8 +378,8 @@ def test_an_unknown_reward_model_is_named(kind, why, tmp_path):
 def test_problems_of_the_configuration_come_first():
     from rlsys.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="top_p"):
-        planned("configs/tiny_cpu.yaml", "rollout.top_p=0.5")
+    with pytest.raises(ConfigError, match="gpu_memory"):
+        planned("configs/tiny_cpu.yaml", "rollout.gpu_memory=2")
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_the_run_sets_the_options_and_its_data_need_not_exist(run, own):
     assert "no verdict after 0.5 s" in text
 
 
-@pytest.mark.parametrize("wrong", ["reward.workers=0", "reward.timeout_s=-1", "reward.batch=0"])
+@pytest.mark.parametrize("wrong", ["reward.workers=0", "reward.timeout_s=-1"])
 def test_settings_that_no_reward_process_could_have_are_refused(run, own, wrong):
     option, _, value = wrong.partition("=")
     with pytest.raises(ConfigError, match=rf"^{option} is {value}(\.0)?; it must be a number greater than 0\.$"):

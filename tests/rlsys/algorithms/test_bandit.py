@@ -388,7 +388,9 @@ def credited_gradient(rewards: Tensor, kl_coef: float, config: object) -> Tensor
     return torch.autograd.grad((chances * surrogate.sum(1)).sum(), logits)[0]
 
 
-@pytest.mark.parametrize("options", [["algorithm.advantage=raw"], ["algorithm.advantage=gae", "critic.whiten=false"]])
+@pytest.mark.parametrize(
+    "options", [["algorithm.advantage=raw"], ["algorithm.advantage=gae", "algorithm.whiten=false"]]
+)
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1, 3.0])
 def test_kl_in_the_reward_has_the_gradient_of_the_penalized_reward_by_default(tmp_path, options, kl_coef):
     config = make_config(tmp_path, *options, "reference.kl_in=reward", "reference.kl_coef=0.1")

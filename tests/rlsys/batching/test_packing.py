@@ -177,8 +177,8 @@ def test_what_opens_all_episodes_of_a_group_is_computed_once():
     [[p]] = pack(batch, range(3), ranks=1, tokens_per_pack=100)
     assert p.tokens.tolist() == [1, 2, 3, 5, 8, 4]
     assert (p.lengths, p.parent) == ([2, 1, 1, 2], [-1, 0, 0, -1])
-    assert (p.samples, p.targets.tolist()) == ([0, 2, 1], [3, 9, 5, 9, 4, 9])
-    assert p.logit_positions.tolist() == [1, 2, 1, 3, 4, 5]
+    assert (p.samples, p.targets.tolist()) == ([0, 1, 2], [3, 9, 4, 9, 5, 9])
+    assert p.logit_positions.tolist() == [1, 2, 4, 5, 1, 3]
 
 
 @given(
@@ -210,7 +210,9 @@ def test_own_tokens_are_predicted_from_all_that_was_before_them(episodes, share)
     for p in (p for rank in pack(batch, range(count), ranks=2, tokens_per_pack=30, share_prompts=share) for p in rank):
         starts = np.cumsum([0, *p.lengths])
         parts = [p.tokens[a:b].tolist() for a, b in itertools.pairwise(starts)]
-        whole = [(parts[up] if up >= 0 else []) + part for part, up in zip(parts, p.parent, strict=True)]
+        whole: list[list[int]] = []
+        for part, up in zip(parts, p.parent, strict=True):
+            whole.append((whole[up] if up >= 0 else []) + part)
         for target, position in zip(p.targets.tolist(), p.logit_positions.tolist(), strict=True):
             piece = int(np.searchsorted(starts, position, side="right")) - 1
             seen = len(whole[piece]) - len(parts[piece]) + position - starts[piece] + 1

@@ -12,10 +12,7 @@ CASES = [  # without effect; what gives it one
     ("reference.ranks=2", "reference.kl_coef=0.01"),
     ("reference.kl_in=reward", "reference.kl_coef=0.01"),
     ("algorithm.kl=k2", "reference.kl_coef=0.01"),
-    ("reference.kl_horizon=3", "reference.kl_target=0.1"),
     ("entropy.share=0.1", "entropy.control=kl_cov"),
-    ("entropy.high=9", "entropy.control=clip_cov"),
-    ("entropy.kl_coef=2", "entropy.control=kl_cov"),
     ("overlong.penalty=0.5", "overlong.buffer=3"),
     ("dynamic_sampling.max_rounds=3", "dynamic_sampling.enabled=true"),
     ("episode.window=64", "episode.tools=[python]"),
@@ -61,10 +58,9 @@ def test_what_is_done_with_a_bad_call_matters_to_the_built_in_play_alone(find):
 
 
 def test_options_of_cpu_engines_do_nothing_on_gpus(find):
-    options = "rollout.kv_cache_mb=128", "rollout.block_size=64"
-    assert find(*options) == []
-    (sentence,) = find("cluster.device=gpu", *options)
-    assert sentence.startswith("rollout.block_size, rollout.kv_cache_mb:")
+    assert find("rollout.kv_cache_mb=128") == []
+    (sentence,) = find("cluster.device=gpu", "rollout.kv_cache_mb=128")
+    assert sentence.startswith("rollout.kv_cache_mb:")
 
 
 def test_options_with_one_need_share_a_sentence(find):
@@ -79,7 +75,7 @@ def test_all_options_exist():
 
 def test_what_is_said_to_have_no_effect_has_none_on_a_run(tmp_path):
     options = ["critic.lam=0.5", "critic.clip=0.01", "reference.kl_in=reward", "algorithm.kl=k2", "entropy.share=0.5"]
-    options += ["entropy.low=-9", "entropy.high=9", "entropy.kl_coef=3", "overlong.penalty=5", "reference.kl_horizon=1"]
+    options += ["overlong.penalty=5"]
     runs = []
     for name, more in (("plain", []), ("changed", options)):
         (tmp_path / name).mkdir()

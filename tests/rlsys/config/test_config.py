@@ -99,3 +99,7 @@ def test_flatten_names_every_option_once():
     assert list(loading.flatten(Config())) == list(dict(leaves(Config())))
     named = {"reward.functions": {"zigzag": 1.0}, "data.train": {"builtin:zigzag": None}, "eval.datasets": {}}
     assert loading.flatten(Config()) == dict(leaves(Config())) | named
+
+
+def test_there_are_at_most_150_options():
+    assert len(leaves(Config())) <= 150

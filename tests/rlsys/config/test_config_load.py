@@ -197,7 +197,7 @@ def test_a_problem_names_the_file_it_comes_from(files):
             "b.yaml": "base: x/a.yaml\npolicy: {lr: fast}\nnope: 1",
         }
     )
-    assert [problem.partition(" ")[0] for problem in problems_of("b.yaml", "policy.beta1=x")] == [
+    assert [problem.partition(" ")[0] for problem in problems_of("b.yaml", "policy.weight_decay=x")] == [
         "x/a.yaml:",
         "b.yaml:",
         "x/a.yaml:",
@@ -331,7 +331,7 @@ def test_an_option_in_the_wrong_section_is_found_in_the_right_one(refused, key, 
         ("algorithm.rollout_correction.rollout_rs", "correction.method"),
         ("algorithm.gdpo_reward_keys", "reward.functions"),
         ("actor_rollout_ref.actor.policy_loss.kl_cov_ratio", "entropy.share"),
-        ("adam_beta2", "policy.beta2"),
+        ("adam_beta2", "policy.betas"),
     ],
 )
 def test_a_name_of_another_library_leads_to_ours(refused, key, ours):

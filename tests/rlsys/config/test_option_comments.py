@@ -39,7 +39,7 @@ def test_every_option_says_what_it_is(section):
             "entropy.share",
             "share of all tokens that the control acts on; at least one token; null: 2e-4 with clip_cov, 2e-3 with kl_cov",
         ),
-        ("entropy.kl_coef", "kl_cov: weight of ½ log²(π/old), which keeps its tokens near their old log-probs"),
+        ("entropy.coef", "weight of an entropy bonus in the loss"),
         (
             "algorithm.anchor",
             "old | rollout: the ratio is to the policy's log-probs before the step, or to the engine's",

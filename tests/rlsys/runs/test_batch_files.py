@@ -121,8 +121,10 @@ def test_the_turns_of_an_episode_become_one_sample_that_knows_every_tokens_versi
         return Sample("p", 1, text, numbers, -numbers.astype(np.float32), "stop", version, changes)
 
     empty = turn([], 0)
-    parts = [([7, 8], turn([1, 2], 3, text="a")), ([9], turn([4], 3)), ([5], turn([6, 6, 3], 3, (1, 5), text="b"))]
-    whole = join_turns([*parts, ([], turn([2], 6))], empty)
+    parts = [([7, 8], -1, turn([1, 2], 3, text="a")), ([9], 0, turn([4], 3))]
+    parts += [([5], 0, turn([6, 6, 3], 3, (1, 5), text="b")), ([], 2, turn([2], 6))]
+    whole = join_turns(parts, empty)
+    assert whole.continued_turns == [-1, 0, 0, 2]
     assert whole.tokens.tolist() == [1, 2, 4, 6, 6, 3, 2]
     assert whole.sequence.tolist() == [7, 8, 1, 2, 9, 4, 5, 6, 6, 3, 2]
     assert whole.versions.tolist() == [3, 3, 3, 3, 5, 5, 6]

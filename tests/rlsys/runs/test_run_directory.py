@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 from fakes import make_batch, make_config, make_sample
 from machines import Machines
+from omegaconf import OmegaConf
 
 from rlsys.checks import load_checked
 from rlsys.errors import ConfigError
@@ -178,13 +179,27 @@ def test_what_changes_the_learning_may_not_change(tmp_path, override):
         "rollout.engines=1",
         "rollout.max_sequences=2",
         "policy.tokens_per_pack=99",
-        "policy.logprob_chunk=3",
     ],
 )
 def test_what_leaves_the_learning_alone_may_change_and_is_written_down(tmp_path, override):
     begun(tmp_path)
     run = opened(tmp_path, override)
     assert load_checked(run.path / "config.yaml") == make_config(tmp_path, override)
+
+
+def test_a_run_of_an_earlier_version_goes_on_without_options_that_are_gone(tmp_path):
+    begun(tmp_path)
+    file = tmp_path / "run" / "config.yaml"
+    tree = OmegaConf.load(file)
+    for option, value in (("run.grace_s", 5.0), ("policy.offload_optimizer", True), ("rollout.top_p", 1.0)):
+        OmegaConf.update(tree, option, value, force_add=True)
+    OmegaConf.save(tree, file)
+    opened(tmp_path, "policy.offload=optimizer").close()
+    assert "grace_s" not in file.read_text()
+    OmegaConf.update(tree, "entropy.kl_coef", 3.0, force_add=True)
+    OmegaConf.save(tree, file)
+    with pytest.raises(ConfigError, match=r"config.yaml: `entropy.kl_coef` is no longer an option"):
+        opened(tmp_path)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
@@ -315,6 +330,7 @@ def test_samples_can_be_read_back_with_all_columns(tmp_path):
         "row": "{}",
         "messages": None,
         "observations": [],
+        "after": [],
         "transcript": None,
         "turn_scores": None,
     }

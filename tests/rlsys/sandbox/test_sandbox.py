@@ -184,8 +184,14 @@ def test_a_program_that_prints_the_right_output_and_hangs_has_failed(level, hang
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_program_whose_time_is_over_before_it_begins_is_not_judged(level):
-    with pytest.raises(SandboxError, match="were over before it began"):
-        run_program("print('expected')", wall_s=1e-6, level=level)
+    outcomes = set()
+    for _ in range(20):  # the kernel may let the program run before its supervisor sees that the time is over
+        try:
+            ran = run_program("print('expected')", wall_s=1e-6, level=level)
+            outcomes.add((ran.ok, ran.reason))
+        except SandboxError as error:
+            outcomes.add(str(error).partition("were ")[2].partition(":")[0])
+    assert "over before it began" in outcomes <= {"over before it began", (False, "timeout")}
 
 
 @pytest.mark.parametrize("level", [LEVELS[0], LEVELS[2], LEVELS[-1]])

@@ -10,6 +10,8 @@ from engine_script import run_script
 from rlsys.config.schema import Config
 from workers.rollout.engine_settings import engine_arguments
 
+pytestmark = pytest.mark.long
+
 SAMPLES = 4
 GENERATE = """
 import asyncio, json, sys

@@ -11,17 +11,20 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from loop_rollout import LoopRollout
 from simulated_episodes import quiet_watchdog
 
 from rlsys.config.schema import Config
+from rlsys.errors import WorkerFailed
 from rlsys.types import Episode, Prompt, Request, Sample
-from workers.episodes.episode_rollout import EpisodeRollout, OpenEpisode
-from workers.episodes.messages import Asked, Ended, Lost
-from workers.episodes.pool import EpisodePool
-from workers.episodes.worker import RAY_OPTIONS, EpisodeWorker
+from workers.episodes.worker import EpisodeWorker, ray_options
 from workers.fleet.process_registry import read_process_info
 from workers.fleet.watchdog import Watchdog
 from workers.start.worker_forkserver import MODELS, fork_command
+from workers.turns.episode_workers import EpisodeWorkers
+from workers.turns.messages import Answer, Asked, Drop, Ended, Event, Lost, Start
+from workers.turns.pool import EpisodePool, Life
+from workers.turns.turn_loop import TurnLoop
 
 GAME = """
 import asyncio, random
@@ -44,12 +47,7 @@ def write_turn(sequence: Sequence[int]) -> list[int]:
 
 
 class PlainEngines:
-    """Stands for the engines, and for a `Generation` of theirs: each turn takes up to 40 ms."""
-
-    waiting_count = 0
-
-    def pending_samples(self) -> set[tuple[str, int]]:
-        return {(request.uid, request.index) for _, _, request in self.running}
+    """Each turn takes up to 40 ms."""
 
     def begin(self, requests: list[Request], more: Callable[[], bool]) -> "PlainEngines":
         assert not requests
@@ -65,21 +63,20 @@ class PlainEngines:
                 request = heapq.heappop(self.running)[2]
                 tokens = np.array(write_turn(request.tokens), dtype=np.int32)
                 logprobs = np.zeros(2, dtype=np.float32)
-                finished.append(Sample(request.uid, request.index, "", tokens, logprobs, "stop", 0))
+                finished.append(Sample(request.uid, request.index, "", tokens, logprobs, "stop", 0, turn=request.turn))
             yield finished
 
     def add(self, request: Request) -> None:
         due = time.monotonic() + self.rng.uniform(0, 0.04)
         heapq.heappush(self.running, (due, id(request), request))
 
-    def wake(self) -> None:
-        pass
+    def stop_early(self) -> None: ...
 
 
 @pytest.fixture
-def pool(
+def workers(
     ray: Any, session: Any, tiny: Callable[..., Config], tmp_path: Path, tiny_model: str
-) -> Iterator[tuple[EpisodePool, list[str]]]:
+) -> Iterator[tuple[EpisodeWorkers, list[str]]]:
     """Two workers, and the names of those that are replaced."""
     game = tmp_path / "game.py"
     game.write_text(GAME)
@@ -91,10 +88,10 @@ def pool(
 
     def spawn(name: str) -> Any:
         environment = {"py_executable": fork_command(session.forkserver_dir, MODELS)}
-        kind = ray.remote(num_cpus=0, runtime_env=environment, **RAY_OPTIONS)(EpisodeWorker)
+        kind = ray.remote(num_cpus=0, runtime_env=environment, **ray_options(config))(EpisodeWorker)
         return kind.remote(config, int(name.split("-")[1]), str(tmp_path))
 
-    started = EpisodePool(config, spawn, Watchdog(tmp_path, event=note))
+    started = EpisodeWorkers(config, spawn, Watchdog(tmp_path, event=note))
     started.start(tiny_model, 64)
     yield started, replaced
     for actor in started.workers.actors.values():
@@ -116,13 +113,15 @@ def require_whole(sample: Sample) -> None:
     assert [FIRST + int(digit) for digit in written.replace(">", "")] == [t for t in sequence if FIRST <= t <= LAST]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rolls", [False, True], ids=["fixed", "random"])
 def test_every_killed_worker_and_process_is_replaced_and_every_episode_is_whole(
-    pool: tuple[EpisodePool, list[str]], tmp_path: Path, rolls: bool
+    workers: tuple[EpisodeWorkers, list[str]], tmp_path: Path, rolls: bool
 ) -> None:
     """A random game asks for something else when it is played again, or ends elsewhere."""
-    episodes, replaced = pool
-    rollout = EpisodeRollout(PlainEngines(), episodes)  # type: ignore[arg-type]
+    episodes, replaced = workers
+    pool = EpisodePool("rollout-0", 1, episodes.lives, Watchdog(tmp_path))
+    rollout = LoopRollout(PlainEngines(), pool, pool.first_number, episodes)
     play = f"{tmp_path}/game.py:play"
     prompts = [Prompt(f"p{i}", "zigzag", "", [], {"rolls": rolls, "seed": i}, play=play) for i in range(EPISODES)]
     requests = [Request(p.uid, 0, [], i, 1.0, 8, prompt=p) for i, p in enumerate(prompts)]
@@ -145,68 +144,105 @@ def kill(name: str, logs: Path, worker: bool) -> None:
     info = read_process_info(name, logs)
     assert info
     process = psutil.Process(info.pid)
-    for victim in [process] if worker else process.children():
+    for victim in [process] if worker else process.children(recursive=True):
         victim.kill()
 
 
-# --- what crosses on the way between driver and worker ---------------------------------------------------------------
+# --- what crosses on the way between engine and worker ---------------------------------------------------------------
 
 
-def open_rollout() -> tuple[EpisodeRollout, OpenEpisode, list[Request]]:
-    """An episode that engines sample the first turn of."""
-    rollout = EpisodeRollout(None, None)  # type: ignore[arg-type]
-    prompt = Prompt("p0", "s", "", [], {}, play="f")
-    episode = OpenEpisode(Request("p0", 0, [], 5, 1.0, 8, prompt=prompt), number=1)
-    rollout.by_number[1] = rollout.by_key["p0", 0] = episode
-    rollout.last_number = 1
-    requests: list[Request] = []
-    rollout.on_event(Asked(1, 0, [7], 8), SimpleNamespace(add=requests.append))  # type: ignore[arg-type]
-    return rollout, episode, requests
+class Pool(EpisodePool):
+    """Notes what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__("rollout-0", 0, {"episode-0": Life(0, SimpleNamespace(inbox=[]))}, quiet_watchdog())
+        self.news: list[Event] = []
+
+    def poll(self) -> list[Event]:
+        news, self.news = self.news, []
+        return [event for event in news if self.note_event("episode-0", event)]
+
+    def flush(self) -> None: ...
+
+    def take(self, kind: type) -> list[Any]:
+        return [command for command in self.outbox["episode-0"] if isinstance(command, kind)]
+
+
+def open_loop(*events: Event) -> tuple[TurnLoop, Pool]:
+    """An episode whose play has told of these events."""
+    loop = TurnLoop(pool := Pool())
+    loop.begin([Request("p0", 0, [], 5, 1.0, 8, prompt=Prompt("p0", "s", "", [], {}, play="f"))])
+    exchange(loop, *events)
+    return loop, pool
+
+
+def exchange(loop: TurnLoop, *events: Event) -> None:
+    loop.pool.news.extend(events)  # type: ignore[attr-defined]
+    loop.exchange()
+
+
+def wrote(turn: int = 0, finish: str = "stop") -> Sample:
+    return Sample("p0", 0, "", np.array([4], dtype=np.int32), np.zeros(1, dtype=np.float32), finish, 0, turn=turn)
 
 
 def test_a_new_worker_that_asks_for_what_engines_sample_gets_it() -> None:
-    rollout, episode, requests = open_rollout()
-    answers: list[Any] = []
-    starts: list[Any] = []
-    rollout.pool = SimpleNamespace(answer=answers.append, begin=starts.append)  # type: ignore[assignment]
-    rollout.on_event(Lost(1), None)  # type: ignore[arg-type]
-    assert [start.number for start in starts] == [2]
-    rollout.on_event(Asked(2, 0, [7], 8), None)  # type: ignore[arg-type]
-    turn = Sample("p0", 0, "", np.array([4], dtype=np.int32), np.zeros(1, dtype=np.float32), "stop", 0)
-    rollout.accept([turn], None)  # type: ignore[arg-type]
-    assert len(requests) == 1
-    assert [(a.number, a.index, a.turn.tokens) for a in answers] == [(2, 0, [4])]
-    assert episode.sample("stop").sequence.tolist() == [7, 4]
+    loop, pool = open_loop(Asked(1, 0, [7], -1, 8))
+    assert len(loop.take_turns()) == 1
+    exchange(loop, Lost(1))
+    assert [start.number for start in pool.take(Start)] == [1, 2]
+    exchange(loop, Asked(2, 0, [7], -1, 8))
+    assert not loop.take_turns(), "it is being sampled"
+    loop.accept([wrote()])
+    assert [(a.number, a.asked, a.tokens.tolist()) for a in pool.take(Answer)] == [(2, 0, [4])]
+    exchange(loop, Ended(2, "stop", Episode(None, [], []), (0,)))
+    assert [sample.sequence.tolist() for sample in loop.take_finished()] == [[7, 4]]
 
 
 def test_a_half_written_turn_is_no_beginning_of_an_earlier_one() -> None:
-    """It was the third turn, and the episode asks for the same in place of its second."""
-    rollout, episode = EpisodeRollout(None, None), OpenEpisode(Request("p0", 0, [], 5, 1.0, 8), number=1)  # type: ignore[arg-type]
-    rollout.by_number[1] = episode
-    turn = Sample("p0", 0, "", np.array([4], dtype=np.int32), np.zeros(1, dtype=np.float32), "stop", 0)
-    episode.turns, episode.tokens, episode.begun = [([7], turn), ([8], turn)], [7, 4, 8, 4], ([9], turn)
-    requests: list[Request] = []
-    rollout.on_event(Asked(1, 1, [9], 8), SimpleNamespace(add=requests.append))  # type: ignore[arg-type]
-    assert [(request.tokens, request.partial) for request in requests] == [([7, 4, 9], None)]
+    """It was the third turn, and the episode asks for the same in place of its second when it goes on."""
+    loop, _ = open_loop()
+    for turn, finish in enumerate(("stop", "stop", "cut")):
+        exchange(loop, Asked(1, turn, [7 + turn], turn - 1, 8))
+        assert len(loop.take_turns()) == 1
+        loop.accept([wrote(turn, finish)])
+    loop.exchange()
+    [begun] = loop.take_finished()
+    assert begun.finish == "cut"
+    loop.begin([Request("p0", 0, [], 5, 1.0, 8, prompt=Prompt("p0", "s", "", [], {}, play="f"), partial=begun)])
+    for turn, observation in enumerate(([7], [9])):
+        exchange(loop, Asked(2, turn, observation, turn - 1, 8))
+    assert [(request.tokens.tolist(), request.partial) for request in loop.take_turns()] == [([7, 4, 9], None)]
 
 
-def test_an_error_is_not_hidden_by_episodes_that_have_ended_meanwhile() -> None:
-    class Pool(EpisodePool):
-        def __init__(self) -> None:
-            config: Any = SimpleNamespace(episode=SimpleNamespace(workers=1))
-            super().__init__(config, lambda name: name, quiet_watchdog())
+def test_a_turn_of_an_episode_that_nobody_waits_for_is_no_turn_of_its_successor() -> None:
+    """A caller goes away while a turn is sampled, and another one asks for the same episode."""
+    loop, pool = open_loop(Asked(1, 0, [7], -1, 8))
+    [first] = loop.take_turns()
+    loop.begin([Request("p0", 0, [], 5, 1.0, 8, prompt=Prompt("p0", "s", "", [], {}, play="f"))])
+    assert [command.number for command in pool.take(Drop)] == [1]
+    exchange(loop, Asked(2, 0, [8], -1, 8))
+    assert not loop.take_turns(), "the engine knows its turns by the same name"
+    loop.accept([wrote()])
+    assert not pool.take(Answer)
+    [second] = loop.take_turns()
+    assert (first.key, first.tokens.tolist(), second.tokens.tolist()) == (second.key, [7], [8])
+    loop.accept([wrote()])
+    assert [answer.number for answer in pool.take(Answer)] == [2]
 
-        def poll(self) -> list[Any]:
-            ends = [Ended(number, "stop", Episode(None, [], []), 0) for number in (1, 2)]
-            return [event for event in ends if self.note_event("episode-0", event)]
 
-        def flush(self) -> None:
-            pass
+def test_a_loss_that_is_noticed_after_the_episode_was_dropped_changes_nothing() -> None:
+    loop, pool = open_loop(Asked(1, 0, [7], -1, 8))
+    pool.use({"episode-0": Life(1, SimpleNamespace(inbox=[]))})  # another engine has noticed that the worker is lost
+    loop.drop([("p0", 0)])
+    pool.news, poll = [], EpisodePool.poll
+    pool.poll = lambda: poll(pool)  # type: ignore[method-assign]
+    loop.exchange()
+    assert not loop.by_number
 
-    class Broken(EpisodeRollout):
-        def on_event(self, event: Any, generation: Any) -> None:
-            raise ValueError("the first error")
 
-    requests = [Request("p0", i, [], i, 1.0, 8, prompt=Prompt("p0", "x", "", [], {}, play="f")) for i in range(2)]
-    with pytest.raises(ValueError, match="the first error"):
-        list(Broken(PlainEngines(), Pool()).generate(requests))  # type: ignore[arg-type]
+def test_turns_that_nobody_samples_end_the_run_with_a_sentence() -> None:
+    """A defect that leaves an episode without anybody who owes it something must not become an endless wait."""
+    loop, _ = open_loop(Asked(1, 0, [7], -1, 8))
+    loop.to_sample.clear()
+    with pytest.raises(WorkerFailed, match=r"1 episodes \(p0, …\) wait for turns that the engine does not sample"):
+        loop.exchange()

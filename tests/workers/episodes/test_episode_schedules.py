@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from simulated_episodes import World
+from loop_rollout import LoopRollout
+from simulated_episodes import World, seen_of, seen_turns
 
 from rlsys.algorithms.turns import turn_rows
 from rlsys.types import Prompt, Request, Sample
-from workers.episodes import episode_rollout, runner
-from workers.episodes.episode_rollout import EpisodeRollout
+from workers.episodes import runner
 
 LATE_ANSWERS = (1341, 2289)  # to what an episode had asked, and asks again after it had asked for something else
 
@@ -19,7 +19,6 @@ LATE_ANSWERS = (1341, 2289)  # to what an episode had asked, and asks again afte
 def test_a_sample_has_the_turns_that_its_last_play_got_and_no_others(
     seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episode_rollout, "batching_s", lambda episodes: 0.0)
     monkeypatch.setattr(runner, "MAX_WORKING", 2, raising=False)
     for seed in seeds:
         try:
@@ -33,10 +32,11 @@ def simulate(seed: int) -> None:
     """Four steps, of which some stop early and leave episodes to the next, with an evaluation between them."""
     world = World(seed)
     rng = world.rng
-    rollout = EpisodeRollout(world.engines, world.pool)  # type: ignore[arg-type]
+    rollout = LoopRollout(world.engines, world.pool)
     deferred: list[Request] = []
     for step in range(4):
-        requests = deferred + [request(f"p{step}.{i}", rng.random() < 0.6) for i in range(rng.randint(1, 6))]
+        plays = [rng.choice(["same", "moody", "moody", "program"]) for _ in range(rng.randint(1, 6))]
+        requests = deferred + [request(f"p{step}.{i}", play) for i, play in enumerate(plays)]
         stop_after = rng.randrange(len(requests)) if step < 3 and rng.random() < 0.7 else len(requests)
         final, cut = play(world, rollout, requests, stop_after)
         by_key = {(r.uid, r.index): r for r in requests}
@@ -49,7 +49,7 @@ def simulate(seed: int) -> None:
             for key, r in by_key.items()
             if key not in final
         ]
-        evaluation = [request(f"e{i}", True) for i in range(2)] + [Request("p", 0, [1], 0, 0.0, 8)]
+        evaluation = [request(f"e{i}", "moody") for i in range(2)] + [Request("p", 0, [1], 0, 0.0, 8)]
         evaluated, _ = play(world, rollout, evaluation, len(evaluation))
         assert len(evaluated) == len(evaluation)
         world.settle()
@@ -58,13 +58,13 @@ def simulate(seed: int) -> None:
             assert not worker.runner.waiting
 
 
-def request(uid: str, moody: bool) -> Request:
-    row = {"play": "moody" if moody else "same", "seed": uid}
+def request(uid: str, play: str) -> Request:
+    row = {"play": play, "seed": uid}
     return Request(uid, 0, [], 0, 1.0, 8, prompt=Prompt(uid, "s", "", [], row, play="f"))
 
 
 def play(
-    world: World, rollout: EpisodeRollout, requests: list[Request], stop_after: int
+    world: World, rollout: LoopRollout, requests: list[Request], stop_after: int
 ) -> tuple[dict[tuple[str, int], Sample], dict[tuple[str, int], Sample]]:
     """Returns the finished and the stopped samples."""
     final: dict[tuple[str, int], Sample] = {}
@@ -72,7 +72,7 @@ def play(
     number_of = {}
     stopped = False
     for samples in rollout.generate(requests):
-        number_of |= {key: episode.number for key, episode in rollout.by_key.items()}
+        number_of |= {key: episode.number for key, episode in rollout.loop.by_key.items()}
         for sample in samples:
             key = sample.uid, sample.index
             assert key not in final
@@ -90,24 +90,24 @@ def play(
 
 def require_sampled(world: World, sample: Sample) -> None:
     """An engine wrote each turn, behind all that is before it."""
-    before: list[int] = [] if sample.episode or sample.observations else [1]
-    for observation, own in sample.turns if len(sample.tokens) else []:
-        before += observation.tolist()
-        assert (tuple(before), tuple(own.tolist())) in world.sampled
-        before += own.tolist()
+    ends: list[list[int]] = [[] if sample.episode or sample.observations else [1]]
+    for observation, after, own in seen_turns(sample):
+        before = ends[after + 1] + observation
+        assert (tuple(before), tuple(own)) in world.sampled
+        ends.append(before + own)
 
 
 def require_seen(sample: Sample, world: World) -> None:
     """The turns are those of the transcript, which has a score for each."""
     assert sample.episode
     assert sample.episode.verdict
-    turns = [(observation.tolist(), own.tolist()) for observation, own in sample.turns] if len(sample.tokens) else []
+    turns = seen_turns(sample)
     if sample.episode.verdict.failure in ("timeout", "crash"):  # there is no transcript
         assert not sample.episode.messages
-        assert turns in world.last_seen.values() or not turns
+        assert not turns or turns in map(seen_of, world.last_turns.values())
         return
     assert turns == [tuple(turn) for turn in sample.episode.messages]
-    assert sample.episode.turn_scores == [float(sum(own)) for _, own in turns]
+    assert sample.episode.turn_scores == [float(sum(own)) for *_, own in turns]
     if turns:
         rows = turn_rows(torch.tensor([1.0]), torch.tensor([0]), [sample])
         assert len(rows.returns) == len(rows.lengths) == len(turns)

@@ -6,7 +6,7 @@ import pytest
 from test_runner import play, runner, settings
 
 from rlsys.episodes.settings import EpisodeSettings
-from workers.episodes.messages import Start
+from workers.turns.messages import Start
 
 GAMES = """
 import asyncio, os, signal, sys, threading, time

@@ -1,4 +1,4 @@
-"""Messages reach an episode worker in the order in which the driver sent them, and one about no episode changes nothing."""
+"""Messages reach an episode worker in the order in which the engine sent them, and one about no episode changes nothing."""
 
 import pickle
 import sys
@@ -12,10 +12,13 @@ from simulated_episodes import World
 
 from launch.cluster import Actors
 from rlsys.config.schema import Config
-from workers.episodes.messages import Answer, Command, Drop, Start
-from workers.episodes.pool import EpisodePool
-from workers.episodes.worker import RAY_OPTIONS, EpisodeWorker
+from rlsys.types import NO_TOKENS
+from workers.episodes.worker import EpisodeWorker, ray_options
 from workers.fleet.watchdog import Watchdog
+from workers.turns.episode_workers import EpisodeWorkers
+from workers.turns.messages import Answer, Command, Drop, Start
+from workers.turns.open_episode import NO_LOGPROBS
+from workers.turns.pool import EpisodePool
 
 GAME = """
 async def play(row, ask):
@@ -31,17 +34,16 @@ def pool(session: Any, tiny: Callable[..., Config], tmp_path: Path, tiny_model: 
     game.write_text(GAME)
     config = tiny(f"episode={{play: '{game}:play', workers: 1, window: 64}}", "reward.functions={}")
     actors = Actors(session, config, Watchdog(tmp_path))
-    pool = EpisodePool(
-        config, actors.make_spawner(EpisodeWorker, lambda name: dict(RAY_OPTIONS), {}), Watchdog(tmp_path)
-    )
-    pool.start(tiny_model, 64)
-    yield pool
+    spawn = actors.make_spawner(EpisodeWorker, lambda name: ray_options(config), {})
+    workers = EpisodeWorkers(config, spawn, Watchdog(tmp_path))
+    workers.start(tiny_model, 64)
+    yield EpisodePool("rollout-0", 0, workers.lives, Watchdog(tmp_path))
     actors.kill_all()
 
 
 def run_in_worker(ray: Any, pool: EpisodePool, function: Callable[[Any], Any]) -> Any:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import tests
-    return ray.get(pool.workers.actors["episode-0"].__ray_call__.remote(function), timeout=120)
+    return ray.get(pool.lives.actors["episode-0"].__ray_call__.remote(function), timeout=120)
 
 
 def record_commands(worker: Any) -> None:
@@ -67,9 +69,11 @@ def test_commands_arrive_in_the_order_in_which_they_were_sent(ray: Any, pool: Ep
     assert numbers == list(range(6000))
 
 
-def test_an_episode_that_is_dropped_at_once_leaves_nothing_in_its_worker(ray: Any, pool: EpisodePool) -> None:
+def test_an_episode_that_is_dropped_at_once_leaves_nothing_in_its_worker(
+    ray: Any, pool: EpisodePool, tmp_path: Path
+) -> None:
     """A drop that overtook its start would leave an episode that waits for ever, and holds a place of `episode.concurrency`."""
-    play = pool.config.episode.play
+    play = f"{tmp_path}/game.py:play"
     for number in range(1500):
         pool.begin(Start(number, play, {}, 8))
         pool.flush()
@@ -91,12 +95,11 @@ def test_an_episode_that_is_dropped_at_once_leaves_nothing_in_its_worker(ray: An
 
 
 def test_what_comes_about_an_episode_that_has_ended_changes_nothing() -> None:
-    """Its end crosses the driver's last messages about it on the way."""
+    """Its end crosses the engine's last messages about it on the way."""
     world = World(0)
     worker = next(iter(world.workers.values()))
     worker.runner.send([Start(1, "same", {"play": "same", "seed": 1}, 8)])
     before = pickle.dumps([sorted(worker.runner.playing), len(worker.runner.waiting), worker.runner.outgoing])
-    turn: Any = None
-    worker.runner.send([Drop(7), Answer(7, 0, turn), Drop(7)])
+    worker.runner.send([Drop(7), Answer(7, 0, NO_TOKENS, NO_LOGPROBS, "stop"), Drop(7)])
     assert pickle.dumps([sorted(worker.runner.playing), len(worker.runner.waiting), worker.runner.outgoing]) == before
     assert 7 not in worker.runner.process.rows

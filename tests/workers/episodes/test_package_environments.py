@@ -6,7 +6,7 @@ import pytest
 from test_runner import play, runner, settings
 
 from rlsys.errors import ConfigError
-from workers.episodes.messages import Start
+from workers.turns.messages import Start
 
 pytest.importorskip("gymnasium")
 

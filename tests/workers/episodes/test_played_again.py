@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loop_rollout import LoopRollout
 from simulated_episodes import quiet_watchdog
 from test_runner import runner, settings
 
 from rlsys.algorithms.turns import turn_rows
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.types import Prompt, Request, Sample, join_partial
-from workers.episodes.episode_rollout import EpisodeRollout
-from workers.episodes.pool import EpisodePool
 from workers.episodes.runner import EpisodeRunner
+from workers.turns.pool import EpisodePool, Life
 
 GAMES = """
 import asyncio, os, random, time
@@ -58,8 +58,8 @@ class RunnerPool(EpisodePool):
 
     def __init__(self, episodes: EpisodeRunner):
         self.episodes = episodes
-        config: Any = SimpleNamespace(episode=SimpleNamespace(workers=1))
-        super().__init__(config, lambda name: name, quiet_watchdog())
+        episodes.begin_line("rollout-0", 0)
+        super().__init__("rollout-0", 0, {"episode-0": Life(0, SimpleNamespace(inbox=[]))}, quiet_watchdog())
 
     def flush(self) -> None:
         self.episodes.send(pickle.loads(pickle.dumps(self.outbox["episode-0"])))
@@ -67,8 +67,8 @@ class RunnerPool(EpisodePool):
 
     def poll(self) -> list[Any]:
         events: list[Any] = []
-        while not self.episodes.events_queue.empty():
-            events.append(self.episodes.events_queue.get())
+        while not self.episodes.events_of[0].empty():
+            events.append(self.episodes.events_of[0].get())
         return [event for event in events if self.note_event("episode-0", event)]
 
 
@@ -77,8 +77,6 @@ class Engines:
 
     Single answers are finished when all episodes have asked for that turn.
     """
-
-    waiting_count = 0
 
     def __init__(self, held: int = -1, episodes: int = 0):
         self.held, self.episodes = held, episodes
@@ -94,7 +92,8 @@ class Engines:
             time.sleep(0.005)
             ready = [r for r in self.running if self.stopping or self.asked[r.uid, r.index] != self.held + 1]
             held = len(self.running) - len(ready) == self.episodes > 0
-            self.running = [r for r in self.running if r not in ready]
+            done = {r.key for r in ready}
+            self.running = [r for r in self.running if r.key not in done]
             answers = self.answers if held or not self.more() else []
             self.answers = [] if answers else self.answers
             yield [self.write(r) for r in (*ready, *answers)]
@@ -104,24 +103,15 @@ class Engines:
         begun = request.partial
         new = [5, 6, 1][len(begun.tokens) if begun else 0 : 2 if cut else 3]
         tokens, logprobs = np.array(new, dtype=np.int32), np.zeros(len(new), dtype=np.float32)
-        rest = Sample(request.uid, request.index, "", tokens, logprobs, "cut" if cut else "stop", 0)
+        rest = Sample(request.uid, request.index, "", tokens, logprobs, "cut" if cut else "stop", 0, turn=request.turn)
         return join_partial(begun, rest) if begun else rest
 
     def add(self, request: Request) -> None:
         self.asked[request.uid, request.index] += 1
         self.running.append(request)
 
-    def pending_samples(self) -> set[tuple[str, int]]:
-        return {(request.uid, request.index) for request in self.running}
-
-    def cancel_waiting(self) -> set[tuple[str, int]]:
-        return set()
-
     def stop_early(self) -> None:
         self.stopping = True
-
-    def wake(self) -> None:
-        pass
 
 
 def game(folder: Path, model: str, name: str, **changes: Any) -> EpisodeSettings:
@@ -180,7 +170,7 @@ def test_an_episode_whose_process_died_has_the_turns_of_its_second_play(
     s = game(tmp_path, tiny_model, "changes", max_turns=8)
     row = row_of(PLAYED_AGAIN[kind], tmp_path / "mark")
     with runner(s) as episodes:
-        rollout = EpisodeRollout(Engines(), RunnerPool(episodes))  # type: ignore[arg-type]
+        rollout = LoopRollout(Engines(), RunnerPool(episodes))
         request = Request(kind, 0, [], 1, 1.0, 8, prompt=Prompt(kind, "x", "", [], row, play=s.plays[0]))
         [sample] = [sample for some in rollout.generate([request]) for sample in some]
     require_second_play(sample)
@@ -195,12 +185,12 @@ def test_episodes_that_were_stopped_early_have_the_turns_of_their_second_play(tm
         prompt = Prompt(kind, "x", "", [], row_of(second, tmp_path / f"mark{i}"), play=s.plays[0])
         requests.append(Request(kind, 0, [], 1, 1.0, 8, prompt=prompt))
     with runner(s) as episodes:
-        rollout = EpisodeRollout(Engines(3, len(requests)), RunnerPool(episodes))  # type: ignore[arg-type]
+        rollout = LoopRollout(Engines(3, len(requests)), RunnerPool(episodes))
         stopped: dict[str, Sample] = {}
         for some in rollout.generate([answer, *requests]):
             stopped |= {sample.uid: sample for sample in some}
             rollout.stop_early()
-        rollout.engines = Engines()  # type: ignore[assignment]
+        rollout.writer = engines = Engines()
         assert len(list(rollout.generate([answer]))) == 1
         for request in requests:
             assert stopped[request.uid].finish == "cut"
@@ -210,7 +200,7 @@ def test_episodes_that_were_stopped_early_have_the_turns_of_their_second_play(tm
             require_second_play(sample)
             row = row_of(PLAYED_AGAIN[sample.uid], tmp_path)
             kept = row["differs"] if row["differs"] >= 0 else 3
-            assert rollout.engines.asked[sample.uid, 0] == max(0, row["turns"] - kept)  # type: ignore[attr-defined]
+            assert engines.asked[sample.uid, 0] == max(0, row["turns"] - kept)
 
 
 def test_one_that_blocks_its_process_mixes_no_plays_of_the_others(tmp_path: Path, tiny_model: str) -> None:
@@ -218,7 +208,7 @@ def test_one_that_blocks_its_process_mixes_no_plays_of_the_others(tmp_path: Path
     prompts = [Prompt(f"p{i}", "x", "", [], {"blocks": i == 0}, play=s.plays[0]) for i in range(40)]
     requests = [Request(p.uid, 0, [], 1, 1.0, 8, prompt=p) for p in prompts]
     with runner(s) as episodes:
-        rollout = EpisodeRollout(Engines(), RunnerPool(episodes))  # type: ignore[arg-type]
+        rollout = LoopRollout(Engines(), RunnerPool(episodes))
         samples = {sample.uid: sample for some in rollout.generate(requests) for sample in some}
     blocked = samples.pop("p0")
     assert blocked.episode

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import psutil
 import pytest
+from command_lines import command_of
 
-from rlsys.episodes.asking import Turn
 from rlsys.episodes.settings import EpisodeSettings
 from rlsys.errors import ConfigError
 from rlsys.types import Request
-from workers.episodes.episode_rollout import OpenEpisode, crashed
-from workers.episodes.messages import Answer, Asked, Command, Ended, Event, Lost, Start
 from workers.episodes.runner import EpisodeRunner
+from workers.turns.messages import LINE_BITS, Answer, Asked, Command, Ended, Event, Lost, Start
+from workers.turns.open_episode import OpenEpisode, crashed
 
 GAMES = """
 import asyncio, os, random, re, time
@@ -145,6 +146,17 @@ async def asks_for_a_set(row, ask):
         await ask("".join(sorted({str(n) for n in range(10)}, key=hash)) + ">")
     return 1.0
 
+async def asks_after_a_stranger(row, ask):
+    reply = await ask("1>")
+    await ask("2>", after=type(reply)("a reply of my own", "stop"))
+
+async def forgets(row, ask):
+    first = await ask("1" * 20 + ">")
+    await ask("2" * 20 + ">")
+    await ask("3" * 20 + ">", after=first)  # three of these in one sequence would be too long
+    await ask("4>", after=None)
+    return 1.0
+
 def plain(row, ask):
     return 1.0
 """
@@ -178,17 +190,18 @@ def settings(folder: Path, model: str, *names: str, **changes: Any) -> EpisodeSe
 def runner(s: EpisodeSettings) -> Iterator[EpisodeRunner]:
     with closing(EpisodeRunner(s)) as started:
         started.ready.result()
+        started.begin_line("rollout-0", 0)
         yield started
-    assert not [p for p in psutil.Process().children(recursive=True) if "workers.episodes.process" in p.cmdline()]
+    assert not [p for p in psutil.Process().children(recursive=True) if "workers.episodes.process" in command_of(p)]
 
 
 def episode_process() -> psutil.Process:
-    [process] = [p for p in psutil.Process().children() if "workers.episodes.process" in p.cmdline()]
+    [process] = [p for p in psutil.Process().children(recursive=True) if "workers.episodes.process" in command_of(p)]
     return process
 
 
 class Driver:
-    """Does what the driver does, on a thread: answers each ask with `3 4 end`, and begins lost plays again.
+    """Does what an engine does, on a thread: answers each ask with `3 4 end`, and begins lost plays again.
 
     `events` has the ends, and what was asked for that was not known from a play before.
     """
@@ -210,7 +223,7 @@ class Driver:
 
     def run(self) -> None:
         try:
-            for events in self.episodes.events():
+            for events in self.episodes.events(0):
                 news = [event for event in events if event.number in self.start_of]
                 self.episodes.send([command for event in news for command in self.react(event)])
         except Exception as error:
@@ -265,7 +278,11 @@ def play(episodes: EpisodeRunner, starts: list[Start]) -> tuple[dict[int, Ended]
 
 def answer(asked: Event) -> Answer:
     assert isinstance(asked, Asked)
-    return Answer(asked.number, asked.turn, Turn(asked.observation, [5, 6, 1], [-1.0, -2.0, -0.5], "stop"))
+    return make_answer(asked.number, asked.turn, [5, 6, 1], [-1.0, -2.0, -0.5])
+
+
+def make_answer(number: int, ask: int, tokens: list[int], logprobs: list[float]) -> Answer:
+    return Answer(number, ask, np.array(tokens, np.int32), np.array(logprobs, np.float32), "stop")
 
 
 OUTCOMES = {  # function: failure or score, and what its detail says or why it ended
@@ -287,6 +304,8 @@ OUTCOMES = {  # function: failure or score, and what its detail says or why it e
     "is_cancelled": ("exception", "it cancelled its own task"),
     "scores_turns": (3.0, "stop"),
     "fills_memory": ("memory", "after turn 1"),
+    "asks_after_a_stranger": ("exception", "ValueError: `after` must be a reply of this episode, or None."),
+    "forgets": (1.0, "stop"),
 }
 
 
@@ -303,6 +322,21 @@ def test_what_a_function_does_wrong_is_its_own_failure_and_harms_no_other(tmp_pa
         else:
             assert ended[i].finish == says, name
     assert ended[list(OUTCOMES).index("scores_turns")].episode.turn_scores == [0.0, 1.0, 2.0]
+
+
+def test_an_ask_goes_on_after_any_reply_as_if_what_came_later_had_not_been(tmp_path: Path, tiny_model: str) -> None:
+    s = settings(tmp_path, tiny_model, "forgets", window=60)
+    with runner(s) as episodes:
+        ended, asked = play(episodes, [Start(1, s.plays[0], {}, 8)])
+    assert [ask.after for ask in asked] == [-1, 0, 0, -1]
+    first, second, third, new = (ask.observation for ask in asked)
+    assert (len(first), len(second), len(third), len(new)) == (21, 21, 21, 2)
+    assert [ask.max_tokens for ask in asked] == [8, 8, 8, 8]
+    messages = ended[1].episode.messages
+    assert [(m["role"], m.get("after")) for m in messages] == [
+        *[("user", None), ("assistant", None)] * 2,
+        *[("user", 0), ("assistant", None), ("user", -1), ("assistant", None)],
+    ]
 
 
 def test_an_episode_that_ends_or_blocks_its_process_fails_and_the_others_are_played_again(
@@ -338,7 +372,7 @@ def test_an_episode_that_is_played_again_goes_through_a_set_in_the_same_order(tm
     with runner(s) as episodes:
         episodes.send([Start(1, s.plays[0], {}, 8)])
         turn, plays = -1, 1
-        for events in episodes.events():
+        for events in episodes.events(0):
             for event in events:
                 if isinstance(event, Lost):
                     plays += 1
@@ -349,11 +383,37 @@ def test_an_episode_that_is_played_again_goes_through_a_set_in_the_same_order(tm
                 observations.add(tuple(event.observation))
                 if turn == 1 and plays == 1:
                     episode_process().kill()
-                episodes.send([Answer(event.number, turn, Turn(event.observation, [5, 1], [-1.0, -1.0], "stop"))])
+                episodes.send([make_answer(event.number, turn, [5, 1], [-1.0, -1.0])])
             if turn == 3:
                 break
     assert plays == 2
     assert len(observations) == 1
+
+
+@pytest.mark.parametrize(("first", "is_told"), [("asks_for_ever", True), ("hangs", False)], ids=["waits", "works"])
+def test_an_engine_whose_episodes_wait_for_those_of_another_is_told_that_nothing_is_wrong(
+    tmp_path: Path, tiny_model: str, first: str, is_told: bool
+) -> None:
+    """One plays at a time: it waits for a turn of its engine, which takes long, or it works, and nobody knows how long."""
+    s = settings(tmp_path, tiny_model, first, "play", concurrency=1, step_timeout_s=20.0)
+    with runner(s) as episodes:
+        episodes.begin_line("rollout-1", 1)
+        told: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        threading.Thread(target=lambda: [told.put(events) for events in episodes.events(1)], daemon=True).start()
+        episodes.send([Start(1, s.plays[0], {}, 8), Start((1 << LINE_BITS) + 1, s.plays[1], {}, 8)])
+        assert [event.number for event in next(episodes.events(0))] == [1]
+        if not is_told:
+            episodes.send([make_answer(1, 0, [5, 1], [-1.0, -1.0])])
+            time.sleep(1.5)  # what it says of the moment before
+        while not told.empty():
+            told.get()
+        time.sleep(2.5)
+        assert (told.qsize() >= 2) == is_told
+        assert all(not told.get() for _ in range(told.qsize()))
+        episodes.begin_line("rollout-0", 2)  # the first engine was lost, and with it its episode
+        event = next(event for events in iter(told.get, None) for event in events)
+        assert event.number == (1 << LINE_BITS) + 1
+        episodes.begin_line("rollout-1", 3)
 
 
 def test_answers_that_nothing_asks_for_any_more_are_left_out(tmp_path: Path, tiny_model: str) -> None:
@@ -361,11 +421,11 @@ def test_answers_that_nothing_asks_for_any_more_are_left_out(tmp_path: Path, tin
     [play] = s.plays
     with runner(s) as episodes:
         episodes.send([Start(1, play, {}, 8)])
-        events = episodes.events()
+        events = episodes.events(0)
         [first] = next(events)
         assert isinstance(first, Asked)
-        other = Turn([*first.observation, 9], [7, 1], [-1.0, -1.0], "stop")
-        episodes.send([Answer(1, 1, other), Answer(2, 0, other), answer(first), answer(first)])
+        other = [7, 1], [-1.0, -1.0]
+        episodes.send([make_answer(1, 1, *other), make_answer(2, 0, *other), answer(first), answer(first)])
         [second] = next(events)
         assert isinstance(second, Asked)
         assert (second.turn, second.observation) == (1, first.observation)

@@ -13,8 +13,8 @@ from test_runner import answer, driver_of, episode_process, play, runner, settin
 
 import workers.episodes.runner
 from rlsys.episodes.settings import EpisodeSettings
-from workers.episodes.messages import Asked, Drop, Ended, Event, Start
 from workers.episodes.runner import EpisodeRunner
+from workers.turns.messages import Asked, Drop, Ended, Event, Start
 
 GAMES = """
 import asyncio, os, time
@@ -117,7 +117,7 @@ def scores(ended: dict[int, Ended]) -> dict[int, float | None]:
 
 def answered(episodes: EpisodeRunner) -> Iterator[Event]:
     """Answers each ask, and goes on while there are events."""
-    for events in episodes.events():
+    for events in episodes.events(0):
         episodes.send([answer(event) for event in events if isinstance(event, Asked)])
         yield from events
     raise AssertionError
@@ -246,7 +246,7 @@ def test_a_process_whose_episodes_all_wait_for_a_turn_is_not_replaced(
     monkeypatch.setattr(workers.episodes.runner, "SILENCE_LIMIT_S", 1.0)
     few = EpisodeSettings(**vars(games) | {"concurrency": 3})
     with runner(few) as episodes:
-        process, events = episode_process(), episodes.events()
+        process, events = episode_process(), episodes.events(0)
         episodes.send([Start(i, named(few, "asks_from_a_thread"), {}, 8) for i in range(3)])
         asked: list[Event] = []
         while len(asked) < 3:
@@ -262,10 +262,10 @@ def test_a_process_whose_episodes_all_wait_for_a_turn_is_not_replaced(
 
 def test_an_episode_that_cannot_begin_fails_alone(games: EpisodeSettings, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(
-        "from rlsys.episodes.player import Player\n"
-        "begin, count = Player.new_conversation, 0\n"
-        "def once(self):\n    global count\n    count += 1\n    if count == 2: raise ValueError('no room')\n    return begin(self)\n"
-        "Player.new_conversation = once\nasync def play(row, ask):\n    await ask('1>')\n    return 1.0\n"
+        "from rlsys.episodes.asking import EpisodeAsk\n"
+        "begin, count = EpisodeAsk.__init__, 0\n"
+        "def once(self, *given, **named):\n    global count\n    count += 1\n    if count == 2: raise ValueError('no room')\n    begin(self, *given, **named)\n"
+        "EpisodeAsk.__init__ = once\nasync def play(row, ask):\n    await ask('1>')\n    return 1.0\n"
     )
     broken = EpisodeSettings(**vars(games) | {"plays": (f"{tmp_path}/broken.py:play",)})
     with runner(broken) as episodes:

@@ -9,13 +9,12 @@ from typing import Any
 import psutil
 import pytest
 from chat_families import FAMILIES, family_tokenizer
-from test_runner import settings
+from test_runner import make_answer, settings
 
-from rlsys.episodes.asking import Turn
 from rlsys.episodes.settings import TOOL_PLAY, EpisodeSettings
 from rlsys.errors import ConfigError
-from workers.episodes.messages import Answer, Asked, Ended, Start
 from workers.episodes.runner import EpisodeRunner
+from workers.turns.messages import Asked, Ended, Start
 
 TOOLS = '''
 import time
@@ -60,17 +59,17 @@ def talk(s: EpisodeSettings, texts: list[str]) -> tuple[Ended, list[str]]:
     """Plays one episode in which the model writes these texts. Returns what it was told before each."""
     tokenizer, observations = family_tokenizer("qwen2_5"), []
     with closing(EpisodeRunner(s)) as episodes:
+        episodes.begin_line("rollout-0", 0)
         row = {"prompt": "What is 19 + 23?"}
         episodes.send([Start(1, TOOL_PLAY, row, 200)])
-        for events in episodes.events():
+        for events in episodes.events(0):
             for event in events:
                 if isinstance(event, Ended):
                     return event, observations
                 assert isinstance(event, Asked)
                 observations.append(tokenizer.decode(event.observation))
                 tokens = tokenizer.encode(texts[event.turn] + FAMILIES["qwen2_5"].eos, add_special_tokens=False)
-                turn = Turn(event.observation, tokens, [-1.0] * len(tokens), "stop")
-                episodes.send([Answer(1, event.turn, turn)])
+                episodes.send([make_answer(1, event.turn, tokens, [-1.0] * len(tokens))])
     raise AssertionError
 
 

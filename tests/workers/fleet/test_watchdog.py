@@ -91,14 +91,6 @@ def test_without_py_spy_a_worker_writes_its_stacks_itself(
     assert "its process is not registered" in stacks["z-9"]
 
 
-def test_a_stalled_worker_ends_the_run_with_action_abort(start_worker: StartWorker, tmp_path: Path) -> None:
-    a = start_worker("a-0")
-    watchdog = RecordingWatchdog(tmp_path, stall_s=1, abort=True)
-    with pytest.raises(WorkerFailed) as failed:
-        watchdog.gather({"a-0": a.hang_forever.remote()}, "thinking")
-    assert not isinstance(failed.value, WorkerLost)
-
-
 def test_a_run_that_is_told_to_stop_waits_no_longer_than_its_grace(start_worker: StartWorker, tmp_path: Path) -> None:
     a, stop = start_worker("a-0"), StopSignal()
     stop.step_running = True

@@ -18,8 +18,10 @@ from workers.fleet.process_registry import read_process_info
 from workers.fleet.watchdog import Watchdog
 from workers.frozen.engine import FrozenEngine
 from workers.frozen.engines import FrozenEngines
-from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
+from workers.reward.pool import RewardPool, RewardWorker, ray_options, worker_numbers
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
+
+pytestmark = pytest.mark.long
 
 # The score is the answers' digits. An answer is greedy, another one sampled, and a chain of answers asks for each other.
 SOURCE = """
@@ -50,7 +52,7 @@ class Judged:
             return spawn(FrozenEngine, config, "judge", int(name[-1]), environment=CPU_ENVIRONMENT)
 
         def worker(name: str) -> Any:
-            return spawn(RewardWorker, config, *worker_numbers(name), ray_options=RAY_OPTIONS)
+            return spawn(RewardWorker, config, *worker_numbers(name), ray_options=ray_options(config))
 
         self.engines, self.pool = FrozenEngines(config, engine, watchdog), RewardPool(config, worker, watchdog)
         self.pool.start()
@@ -78,7 +80,7 @@ def judged(spawn: Callable[..., Any], tiny: Callable[..., Config], tmp_path: Pat
     def start(*overrides: str) -> Judged:
         (tmp_path / "asking.py").write_text(SOURCE)
         functions = f"reward.functions={tmp_path}/asking.py:digits"
-        config = tiny("models={judge: {path: 'builtin:tiny'}}", functions, "reward.concurrency=16", *overrides)
+        config = tiny("models={judge: {path: 'builtin:tiny'}}", functions, *overrides)
         return Judged(config, spawn, tmp_path)
 
     return start

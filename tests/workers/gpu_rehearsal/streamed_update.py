@@ -21,7 +21,7 @@ LR, UPDATES = 1e-3, 2
 class Case:
     zero_stage: int
     dtype: str = "float32"
-    offload_optimizer: bool = False
+    offload: tuple[str, ...] = ()
     gradient_checkpointing: bool = False
     nan: bool = False  # one loss is not a number
 
@@ -30,8 +30,8 @@ CASES = [
     Case(0),
     Case(3),
     *(Case(stage, "bfloat16") for stage in range(4)),
-    Case(2, offload_optimizer=True, gradient_checkpointing=True),
-    Case(3, offload_optimizer=True, gradient_checkpointing=True),
+    Case(2, offload=("optimizer",), gradient_checkpointing=True),
+    Case(3, offload=("optimizer",), gradient_checkpointing=True),
     Case(3, "bfloat16", gradient_checkpointing=True),
     *(Case(stage, "bfloat16", nan=True) for stage in (0, 3)),
 ]

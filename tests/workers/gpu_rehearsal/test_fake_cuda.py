@@ -14,6 +14,8 @@ import torch
 from rlsys.config.derived import SEQUENCE_LOSSES
 from rlsys.config.methods import CORRECTIONS, KL_ESTIMATORS, LOSSES
 
+pytestmark = pytest.mark.long
+
 METHODS = {*LOSSES, *CORRECTIONS, *KL_ESTIMATORS, "rollout", "bonus"}
 OF_SEQUENCES = {*SEQUENCE_LOSSES, "sequence_tis", "sequence_mis"}  # they ask the device how many sequences there are
 HERE = Path(__file__).parent

@@ -13,6 +13,8 @@ from streamed_update import CASES, UPDATES, Case, build_model, run_plainly
 
 from workers.start.ports import free_port
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 PATHS = [HERE, HERE.parent.parent / "rlsys", HERE.parent.parent.parent]
 

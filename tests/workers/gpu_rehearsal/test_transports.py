@@ -29,6 +29,8 @@ from workers.learner.policy import PolicyGroup
 from workers.rollout.engine_settings import CPU_ENVIRONMENT
 from workers.rollout.rollout_group import RolloutGroup
 
+pytestmark = pytest.mark.long
+
 HERE = str(Path(__file__).parent)
 FIRST_LAYER = "model.layers.0.self_attn"
 BUCKET_BYTES = 1 << 18  # about ten buckets
@@ -129,7 +131,10 @@ class Rehearsal:
 
     def differences(self) -> set[str]:
         """How engines' weights differ from the policy's, which they then forget: else they would load no others."""
-        differences = set(self.engines.compare_weights().values())
+        update = self.engines.weight_update
+        assert update
+        expected = update.version, update.fingerprints
+        differences = set(self.engines.workers.call("verify_weights", *expected, doing="verifying weights").values())
         for actor in self.engines.workers.actors.values():
             actor.forget_difference.remote()
         return differences

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 COLOCATED = {"grpo_countdown_3b_gpu.yaml", "dr_grpo_7b_gpu.yaml", "dapo_7b_gpu.yaml", "tiny_cpu.yaml"}

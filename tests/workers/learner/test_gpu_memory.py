@@ -61,8 +61,8 @@ def test_a_worker_that_shares_its_gpu_keeps_no_freed_memory(
     ("overrides", "times"),
     [
         ((*COLOCATED, *NO_REFERENCE), 0),
-        ((*COLOCATED, "reference.kl_coef=0.1", "reference.gpus=1"), 1),
-        ((*COLOCATED, "reference.kl_coef=0.1", "reference.gpus=0"), 0),
+        ((*COLOCATED, "reference.kl_coef=0.1"), 1),
+        ((*COLOCATED, "reference.kl_coef=0.1", "reference.place=cpu"), 0),
         ((*COLOCATED, *NO_REFERENCE, *CRITIC), 1),
         (("cluster.device=gpu", *NO_REFERENCE, *CRITIC), 0),
     ],
@@ -106,7 +106,6 @@ class Engines:
 
     def connect(self, info: Message) -> None: ...
     def verify_weights(self) -> None: ...
-    def compare_weights(self) -> dict[str, str]: ...
     def start_calls(self, method: str, *arguments: Any) -> dict[str, Any]: ...
 
     def replacements_paused(self) -> AbstractContextManager[object]:

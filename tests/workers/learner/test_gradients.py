@@ -17,6 +17,8 @@ from rlsys.types import Floats, Prompt
 from workers.fleet.watchdog import Watchdog
 from workers.learner.gradients import compare_gradients, with_zero_stage
 
+pytestmark = pytest.mark.long
+
 
 def floats(*values: float) -> Floats:
     return np.array(values, dtype=np.float32)
@@ -48,10 +50,8 @@ def test_a_parameter_without_a_gradient_is_an_error() -> None:
 
 
 def test_a_stage_keeps_the_offloading_that_it_supports(tiny: Callable[..., Config]) -> None:
-    policy = replace(tiny().policy, offload_optimizer=True, offload_params=True)
-    assert [
-        (with_zero_stage(policy, s).offload_optimizer, with_zero_stage(policy, s).offload_params) for s in range(4)
-    ] == [
+    policy = replace(tiny().policy, offload=["optimizer", "params"])
+    assert [tuple(part in with_zero_stage(policy, stage).offload for part in policy.offload) for stage in range(4)] == [
         (False, False),
         (True, False),
         (True, False),

@@ -23,6 +23,8 @@ from workers.learner.policy import PolicyGroup
 from workers.learner.proofs.what_if import round_to_bfloat16
 from workers.learner.reference import ReferenceWorker
 
+pytestmark = pytest.mark.long
+
 RANK, ALPHA = 4, 8
 LORA = f"policy.lora={{rank: {RANK}, alpha: {ALPHA}}}"
 Start = Callable[..., PolicyGroup]
@@ -70,7 +72,7 @@ class PeftPolicy(PlainPolicy):
             "policy.zero_stage=3",
             "policy.ranks=2",
             "policy.gradient_checkpointing=true",
-            "policy.offload_optimizer=true",
+            "policy.offload=optimizer",
         ),
         ("policy.zero_stage=2", "policy.ranks=1", "rollout.exact=true"),
     ],
@@ -145,7 +147,7 @@ CASES = {
     "1": ("policy.zero_stage=1",),
     "2": ("policy.zero_stage=2",),
     "3": ("policy.zero_stage=3",),
-    "3-offload": ("policy.zero_stage=3", "policy.offload_optimizer=true", "policy.offload_params=true"),
+    "3-offload": ("policy.zero_stage=3", "policy.offload=[optimizer, params]"),
     "0-bfloat16": ("policy.zero_stage=0", "policy.dtype=bfloat16"),
     "2-bfloat16": ("policy.zero_stage=2", "policy.dtype=bfloat16", "rollout.dtype=bfloat16"),
     "3-bfloat16": ("policy.zero_stage=3", "policy.dtype=bfloat16", "rollout.dtype=bfloat16"),

@@ -46,7 +46,7 @@ def plain(model: str) -> list[tuple[list[dict[str, float]], torch.Tensor]]:
         (2, 2, 4096, {}),
         (2, 3, 4096, {}),
         (3, 2, 64, {}),
-        (3, 2, 4096, {"gradient_checkpointing": True, "offload_optimizer": True, "logprob_chunk": 5}),
+        (3, 2, 4096, {"gradient_checkpointing": True, "offload": ["optimizer"]}),
     ],
     ids=lambda value: str(value),
 )

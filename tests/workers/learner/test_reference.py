@@ -57,9 +57,7 @@ def random_batch() -> Batch:
     return make_batch(zigzag.make_tokenizer(), samples)
 
 
-@pytest.mark.parametrize(
-    "settings", ["ranks=2", "zero_stage=3", "ranks=2 zero_stage=3", "ranks=2 zero_stage=3 offload=true"]
-)
+@pytest.mark.parametrize("settings", ["ranks=2", "place=split", "ranks=2 place=split", "ranks=2 place=offload"])
 def test_ranks_share_the_packs_and_with_zero_3_the_model(
     spawn: Callable[..., Any],
     policy: Callable[..., PolicyGroup],

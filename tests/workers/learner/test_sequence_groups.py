@@ -22,6 +22,8 @@ from workers.learner.ranks import share_facts
 from workers.learner.rendezvous import limit_of_waiting
 from workers.learner.sequence_groups import create_sequence_group
 
+pytestmark = pytest.mark.long
+
 Start = Callable[..., PolicyGroup]
 
 
@@ -35,10 +37,10 @@ def plain(model: str) -> list[tuple[list[dict[str, float]], torch.Tensor]]:
     ("stage", "ranks", "sharing", "tokens_per_pack", "settings"),
     [
         (0, 2, 2, 4096, {}),
-        (1, 2, 2, 40, {"gradient_checkpointing": True, "offload_activations": True}),
+        (1, 2, 2, 40, {"gradient_checkpointing": True, "offload": ["activations"]}),
         (2, 2, 2, 4096, {"compile": True}),
         (2, 4, 2, 64, {}),
-        (3, 2, 2, 4096, {"gradient_checkpointing": True, "offload_optimizer": True, "logprob_chunk": 5}),
+        (3, 2, 2, 4096, {"gradient_checkpointing": True, "offload": ["optimizer"]}),
         (3, 4, 4, 4096, {}),
     ],
     ids=lambda value: str(value),

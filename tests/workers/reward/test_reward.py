@@ -17,7 +17,7 @@ from rlsys.errors import ConfigError, WorkerLost
 from rlsys.types import Prompt, Sample, Verdict
 from workers.fleet.process_registry import read_process_info
 from workers.fleet.watchdog import Watchdog
-from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
+from workers.reward.pool import RewardPool, RewardWorker, ray_options, worker_numbers
 
 TRAPS = """
 import os, subprocess, sys, time
@@ -65,7 +65,9 @@ def pool(
         config = tiny(functions, "reward.timeout_s=1.5", "reward.workers=1", *overrides)
         watchdog = Watchdog(tmp_path, config.watchdog.stall_s, note=notes.append)
         pool = RewardPool(
-            config, lambda name: spawn(RewardWorker, config, *worker_numbers(name), ray_options=RAY_OPTIONS), watchdog
+            config,
+            lambda name: spawn(RewardWorker, config, *worker_numbers(name), ray_options=ray_options(config)),
+            watchdog,
         )
         pool.start()
         return pool
@@ -122,6 +124,7 @@ def test_the_process_ends_with_its_actor(pool: Callable[..., RewardPool], tmp_pa
     assert not runs(pid)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seen", [True, False])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_killed_or_stopped_worker_is_replaced_and_each_sample_judged_once(
@@ -149,6 +152,7 @@ def test_a_killed_or_stopped_worker_is_replaced_and_each_sample_judged_once(
     assert read_process_info("reward-0", tmp_path) != info, "another process took its place"
 
 
+@pytest.mark.long
 def test_a_worker_that_never_answers_ends_the_wait_after_three_times(
     pool: Callable[..., RewardPool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import psutil
 import pytest
+from command_lines import command_of
 
 from rlsys.config.schema import RewardFunction
 from rlsys.errors import ConfigError
 from rlsys.rewards.settings import RewardSettings
 from rlsys.types import Verdict
+from workers.processes.forkserver import FORKSERVER
 from workers.reward import runner as runner_module
 from workers.reward.local import local_rewards
 from workers.reward.runner import RewardRunner
@@ -37,11 +39,10 @@ def outcomes(results: Sequence[JudgeResult]) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
+    FORKSERVER.start()  # its end of the connection stays
     descriptors = len(os.listdir("/proc/self/fd"))
     yield
-    assert not [
-        p for p in psutil.Process().children(recursive=True) if "workers.reward.process" in " ".join(p.cmdline())
-    ]
+    assert not [p for p in psutil.Process().children(recursive=True) if "workers.reward.process" in command_of(p)]
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 

@@ -15,7 +15,7 @@ from rlsys.rewards.settings import reward_services
 from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Prompt, Sample
 from workers.fleet.watchdog import Watchdog
-from workers.reward.pool import RAY_OPTIONS, RewardPool, RewardWorker, worker_numbers
+from workers.reward.pool import RewardPool, RewardWorker, ray_options, worker_numbers
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'user' %}>{% endif %}{% endfor %}"
 
@@ -92,7 +92,9 @@ def test_its_score_and_a_functions_are_added_up(
     ]
     watchdog = Watchdog(tmp_path)
     pool = RewardPool(
-        config, lambda name: spawn(RewardWorker, config, *worker_numbers(name), ray_options=RAY_OPTIONS), watchdog
+        config,
+        lambda name: spawn(RewardWorker, config, *worker_numbers(name), ray_options=ray_options(config)),
+        watchdog,
     )
     pool.start()
     none = np.zeros(0)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from transformers import AutoTokenizer
 
 from launch.tools.diagnosis.explain import diagnose
@@ -15,6 +16,8 @@ from rlsys.tasks import zigzag as tiny_task
 from rlsys.types import Columns, Prompt
 from workers.learner.policy import PolicyGroup
 from workers.rollout.rollout_group import RolloutGroup
+
+pytestmark = pytest.mark.long
 
 MakeConfig = Callable[..., Config]
 

@@ -16,6 +16,8 @@ from engine_samples import FAMILIES, build_for_engines, logprob_difference, samp
 from rlsys.models.families import FAMILIES as RECORDS
 from rlsys.models.support import model_problem
 
+pytestmark = pytest.mark.long
+
 # What vLLM says of the families that are refused.
 SAYS = {
     "jamba": "selective_scan_fwd",

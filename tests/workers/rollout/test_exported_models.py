@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM
 from launch.tools.export import export
 from rlsys.models.families import family_of
 
+pytestmark = pytest.mark.long
+
 # Each model is trained for one update with ZeRO 3, and written as a checkpoint's model, in several files.
 TRAIN_EACH = """
 import json, sys

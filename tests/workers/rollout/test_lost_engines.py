@@ -21,56 +21,6 @@ from workers.fleet.ray_cluster import call_failed
 from workers.fleet.watchdog import Watchdog
 from workers.rollout.generation import Generation
 
-
-class Engine:
-    """Answers its first request, unless it dies of it."""
-
-    def __init__(self, dies: bool):
-        self.dies = dies
-
-    def generate(self, requests: bytes) -> Iterator[bytes]:
-        for request in pickle.loads(requests):
-            if self.dies:
-                raise CallFailed("the engine died")
-            tokens, logprobs = np.array([5], dtype=np.int32), np.zeros(1, dtype=np.float32)
-            sample = Sample(request.uid, request.index, "", tokens, logprobs, "stop", 0)
-            yield pickle.dumps([sample])
-
-
-def generate_turns(tmp_path: Path, deaths: list[int]) -> int:
-    """One episode: `deaths` engines die of each of its turns. Returns the number of turns that were sampled."""
-    left = [dies for count in deaths for dies in [True] * count + [False]]
-    engines: Any = SimpleNamespace(lock=threading.RLock(), actors={"rollout-0": Engine(left[0])})
-
-    def replace(lost: Any, actors: Any) -> None:
-        left.pop(0)
-        engines.actors["rollout-0"] = Engine(left[0])
-
-    engines.replace = replace
-    turns = 0
-    generation = Generation(
-        [], engines, Watchdog(tmp_path, cluster=PlainCluster()), 8, lambda: float(turns < len(deaths))
-    )
-    generation.add(Request("p", 0, [1], 0, 1.0, 8))
-    for samples in generation.run():
-        for _ in samples:
-            turns += 1
-            left.pop(0)
-            if turns < len(deaths):
-                engines.actors["rollout-0"].dies = left[0]
-                generation.add(Request("p", 0, [1] * (turns + 1), 0, 1.0, 8))
-    return turns
-
-
-def test_each_turn_of_an_episode_may_lose_two_engines(tmp_path: Path) -> None:
-    assert generate_turns(tmp_path, [2, 2, 0, 1]) == 4
-
-
-def test_a_turn_that_loses_three_engines_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(WorkerLost):
-        generate_turns(tmp_path, [1, 3])
-
-
 # --- storms, and samples that end engines ----------------------------------------------------------------------------
 
 Death = Callable[[str, int, list[str]], bool]  # engine, samples that it has given of this call, what is left of it

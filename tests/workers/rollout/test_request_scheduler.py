@@ -73,19 +73,3 @@ def test_every_request_is_assigned_once():
         name = "xyz"[step % 3 if step % 2 else 0]
         running[name] = max(0, running[name] - 1)
     assert sorted(names([r]) for r in assigned) == sorted(names([r]) for r in requests)
-
-
-def test_the_next_turn_of_an_episode_goes_to_the_engine_that_has_the_others_and_elsewhere_only_if_that_is_full() -> (
-    None
-):
-    scheduler = RequestScheduler([], max_running=4)
-    turns = [Request(f"p{i}", 0, [], 0, 1.0, 1) for i in range(8)]
-    for turn in turns[:6]:
-        scheduler.add(turn, "a")
-    scheduler.add(turns[6], "")
-    assigned = scheduler.assign({"a": 0, "b": 0})
-    assert [r.uid for r in assigned["a"]] == ["p0", "p1", "p2", "p3", "p4"]
-    assert [r.uid for r in assigned["b"]] == ["p6", "p5"]
-    scheduler.add(turns[7], "a")
-    assert [r.uid for r in scheduler.clear()] == ["p7"]
-    assert scheduler.assign({"a": 0, "b": 0}) == {}

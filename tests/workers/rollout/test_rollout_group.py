@@ -46,7 +46,7 @@ def greedy_by_transformers(model: str, tokenizer: Any, text: str) -> str:
 
 def generate_without_rest(group: RolloutGroup, requests: list[Request]) -> Iterator[list[Sample]]:
     """An engine that decodes a few sequences at a time has dozens more, so it never waits for a busy driver."""
-    group.generation = Generation(requests, group.workers, group.watchdog, 60, lambda: 0.0)
+    group.generation = Generation(requests, group.workers, group.watchdog, 60)
     return group.generation.run()
 
 

@@ -73,6 +73,23 @@ def test_a_completion_ends_with_the_stop_also_after_it_was_interrupted(
             assert np.abs(again.logprobs - before.logprobs).max() < 1e-4
 
 
+def test_a_request_of_an_episode_may_have_strings_of_its_own(
+    engines: Callable[..., RolloutGroup], model: str, greedy: list[list[int]]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    group, requests = engines("rollout.engines=1", "episode={play: guess, window: 64}"), make_requests(tokenizer)
+    stops = [("94", "8") if i % 2 else () for i in range(len(requests))]
+    wanted = [
+        first_stop(tokenizer, tokens, list(stop), {tokenizer.eos_token_id})
+        for tokens, stop in zip(greedy, stops, strict=True)
+    ]
+    samples = generate(group, [replace(r, stop=stop) for r, stop in zip(requests, stops, strict=True)])
+    assert [s.tokens.tolist() for s in samples] == wanted
+    ended = [s.text.endswith(("94", "8")) for s in samples]
+    assert any(ended[1::2])
+    assert {s.finish for s in samples} == {"stop"}
+
+
 def test_no_completion_is_shorter_than_the_shortest_and_log_probs_say_so(
     engines: Callable[..., RolloutGroup], tiny: Callable[..., Config], model: str
 ) -> None:
@@ -103,14 +120,14 @@ ASYNC_ENGINE = """
 import asyncio, json, sys
 from rlsys.types import Request
 from workers.rollout.async_engine import AsyncEngine
-from workers.rollout.vllm_requests import Stops
+from workers.rollout.vllm_requests import Stops, request_id
 
 async def main():
     settings, prompts, ids, strings = json.load(sys.stdin)
     requests = [Request(f"p{i}", 0, p, 0, 0.0, 10) for i, p in enumerate(prompts)]
     batches = AsyncEngine(settings).generate(requests, Stops(ids, strings))
     by_id = {o.request_id: o.outputs[0] async for outputs in batches for o in outputs}
-    completions = [by_id[f"{r.uid}/0"] for r in requests]
+    completions = [by_id[request_id(r)] for r in requests]
     print("completions", json.dumps([[list(c.token_ids), c.finish_reason] for c in completions]), flush=True)
 
 if __name__ == "__main__":
@@ -118,6 +135,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_an_engine_of_several_processes_ends_completions_at_the_same_place(
     tiny: Callable[..., Config], model: str, greedy: list[list[int]], tmp_path: Any
 ) -> None:

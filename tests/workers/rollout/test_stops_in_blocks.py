@@ -27,6 +27,8 @@ from workers.rollout.vllm_requests import Stops, request_id, sampling_params
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 from bench_models import random_model
 
+pytestmark = pytest.mark.long
+
 LENGTH = 40  # tokens: two blocks of 16, and 8
 NOTES_VERSIONS = hasattr(RequestState, "track_weight_version")  # since vLLM 0.32
 
@@ -39,7 +41,7 @@ import asyncio, json, sys
 from dataclasses import replace
 from rlsys.types import Request
 from workers.rollout.async_engine import AsyncEngine
-from workers.rollout.vllm_requests import Stops, sampling_params, token_prompt
+from workers.rollout.vllm_requests import Stops, request_id, sampling_params, token_prompt
 
 LENGTH = 40
 
@@ -85,7 +87,7 @@ async def main():
     else:
         by_id = {o.request_id: o.outputs[0] async for batch in engine.generate(requests, stops) for o in batch}
         for r in requests:
-            c = by_id[f"{r.uid}/0"]
+            c = by_id[request_id(r)]
             print("result", json.dumps([list(c.token_ids), list(c.logprobs.logprobs), c.finish_reason]), flush=True)
     searches = engine.stops_in_blocks
     assert own or not searches.asked and not searches.searches, (searches.asked, searches.searches)
@@ -212,7 +214,7 @@ def test_a_string_may_end_at_any_token_and_no_more_than_a_block_is_sampled_for_n
     asked.run()
     size = 1 if build is plain else BLOCK
     for n in range(1, LENGTH + 1):
-        done, name = asked.finished[f"p{n}/0"], str(n)
+        done, name = asked.finished[f"p{n}/0/0"], str(n)
         assert (done.finish_reason, done.stop_reason) == (
             "stop",
             "".join(letter(name, i) for i in range(max(n - 3, 0), n)),
@@ -239,13 +241,13 @@ def test_the_first_end_counts_whatever_the_order_of_strings_and_whatever_ended_t
     asked.run()
     ends = {name: (len(c.token_ids), len(c.logprobs.logprobs), c.finish_reason) for name, c in asked.finished.items()}
     assert ends == {
-        "late first/0": (6, 6, "stop"),
-        "limit/0": (18, 18, "stop"),
-        "at the limit/0": (20, 20, "stop"),
-        "beyond/0": (20, 20, "length"),
-        "not before/0": (10, 10, "stop"),
-        "ignored/0": (20, 20, "length"),
-        "none/0": (20, 20, "length"),
+        "late first/0/0": (6, 6, "stop"),
+        "limit/0/0": (18, 18, "stop"),
+        "at the limit/0/0": (20, 20, "stop"),
+        "beyond/0/0": (20, 20, "length"),
+        "not before/0/0": (10, 10, "stop"),
+        "ignored/0/0": (20, 20, "length"),
+        "none/0/0": (20, 20, "length"),
     }
 
 
@@ -257,7 +259,7 @@ def test_a_string_that_began_before_an_interruption_ends_the_rest(build: Any, le
     begun = Sample("p", 0, "", before, np.zeros(3, np.float32), "cut", 0)
     asked.ask("1", Request("p", 0, [3], 0, 1.0, LENGTH, partial=begun), Stops([], [string]))
     asked.run()
-    done = asked.finished["p/0"]
+    done = asked.finished["p/0/0"]
     assert (list(done.token_ids), done.finish_reason) == ([token("1", 0), token("1", 1)], "stop")
     whole = Request("p", 0, [3], 0, 1.0, LENGTH)
     assert stop_length(letters, whole, [*before.tolist(), *done.token_ids], Stops([], [string])) == 5
@@ -274,7 +276,7 @@ def test_a_request_that_is_asked_for_again_is_read_anew(letters: Any, tmp_path: 
     asked.scheduler.finish_requests("1", RequestStatus.FINISHED_ABORTED)
     asked.stops.forget(first)
     asked.run()
-    assert list(asked.finished["p/0"].token_ids) == [token("2", i) for i in range(5)]
+    assert list(asked.finished["p/0/0"].token_ids) == [token("2", i) for i in range(5)]
     asked.stops.forget(again)
     assert not asked.stops.asked
 
@@ -286,6 +288,6 @@ def test_tokens_after_the_string_take_their_versions_with_them(build: Any, lette
     asked.ask("1", Request("p", 0, [3], 0, 1.0, LENGTH), Stops([], [letter("1", 7)]))
     asked.ask("2", Request("whole", 0, [3], 0, 1.0, LENGTH), Stops([]))
     asked.run()
-    part, whole = asked.finished["p/0"].weight_versions, asked.finished["whole/0"].weight_versions
+    part, whole = asked.finished["p/0/0"].weight_versions, asked.finished["whole/0/0"].weight_versions
     assert len([span for span in whole if span.start < 8]) > 1
     assert [(s.version, s.start) for s in part if s.start < 8] == [(s.version, s.start) for s in whole if s.start < 8]

@@ -18,6 +18,8 @@ from launch.ray_session.patches import treat_timeout_as_lost
 from launch.ray_session.private import protect_token_file
 from rlsys.errors import WorkerLost
 
+pytestmark = pytest.mark.long
+
 QUERY = """
 import sys
 from ray._raylet import GcsClient
@@ -169,12 +171,18 @@ from rlsys.checks import load_checked
 from rlsys.errors import WorkerLost
 from rlsys.runs.stopping import StopSignal
 
+def words(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return ""
+
 with ray_session(load_checked("configs/tiny_cpu.yaml"), Path(sys.argv[1])) as session:
     stop = StopSignal()
     with session.monitored(stop):
         time.sleep(1.5)
         stop.raise_if_stopped()
-        [victim] = [p for p in psutil.Process().children(recursive=True) if sys.argv[2] in " ".join(p.cmdline())]
+        [victim] = [p for p in psutil.Process().children(recursive=True) if sys.argv[2] in words(p)]
         victim.kill()
         print("killed", flush=True)
         for _ in range(100):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from command_lines import command_of
 
 from workers.start import worker_command
 from workers.start.worker_command import ray_setup_script
@@ -53,7 +54,7 @@ def test_an_unknown_runtime_environment_is_left_to_rays_script(tmp_path: Path) -
 
 
 def test_a_private_ray_starts_workers_by_the_command_and_no_unused_process(ray: object) -> None:
-    processes = [" ".join(p.cmdline()) for p in psutil.Process().children(recursive=True) if p.is_running()]
+    processes = [" ".join(command_of(process)) for process in psutil.Process().children(recursive=True)]
     [raylet] = [words for words in processes if "--python_worker_command" in words]
     assert f"--python_worker_command={sys.executable} {worker_command.__file__} " in raylet
     assert not [words for words in processes if "autoscaler" in words or "log_monitor" in words]

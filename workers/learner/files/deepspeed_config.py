@@ -29,9 +29,9 @@ def zero_config(p: PolicyConfig, bucket: int | None, on_gpu: bool) -> dict[str, 
     zero: dict[str, Any] = {"stage": p.zero_stage}
     if bucket:
         zero["reduce_bucket_size"] = bucket  # the default would take gigabytes of a GPU
-    if p.offload_optimizer:
+    if "optimizer" in p.offload:
         zero["offload_optimizer"] = {"device": "cpu"}
-    if p.offload_params:
+    if "params" in p.offload:
         zero["offload_param"] = {"device": "cpu"}
     if p.zero_stage == 3 and not on_gpu:  # on GPUs DeepSpeed gathers the next layers while one computes
         zero |= {"stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0}

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from rlsys.config.derived import logprob_chunk
 from rlsys.config.schema import Config, PolicyConfig
 from rlsys.errors import ConfigError
 from rlsys.forward.unpackable import LAYER_ERRORS, refusing_unpackable
@@ -38,7 +39,7 @@ def load_causal_lm(config: Config, path: str, settings: PolicyConfig, exact: boo
     if settings.gradient_checkpointing:
         # Dropout is off, so no random numbers need to be kept.
         lm.gradient_checkpointing_enable({"use_reentrant": settings.zero_stage == 3, "preserve_rng_state": False})
-    if settings.offload_activations:
+    if "activations" in settings.offload:
         offload_layer_inputs(lm, pin_memory=config.cluster.device == "gpu")
     if settings.compile:
         compile_layers(lm)
@@ -189,7 +190,7 @@ def load_packed(config: Config, path: str, sampled_by: str = "") -> Any:
         return PackedLogprobs(
             lm,
             temperature=r.temperature,
-            chunk=config.policy.logprob_chunk,
+            chunk=logprob_chunk(lm.config.get_text_config().vocab_size),
             min_new_tokens=r.min_new_tokens,
             float32_head=config.policy.head_dtype == "float32",
             end_ids=end_ids,

@@ -1,7 +1,7 @@
 """What in a run's metrics and events needs a look, in words. Each check is a function of `RunData`.
 
 Checks that compare the first quarter of the steps with the last one report nothing for a run shorter than `MIN_STEPS`.
-Thresholds are the constants beside the checks. The docstring of a check says what it looks for; the report shows it.
+Thresholds are the constants next to the checks. The docstring of a check says what it looks for; the report shows it.
 """
 
 from collections.abc import Callable

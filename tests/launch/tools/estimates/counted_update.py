@@ -18,6 +18,7 @@ from counted_case import RANKS, SAMPLES, CountedCase
 os.environ |= {"DS_ACCELERATOR": "cuda"}
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
+from rlsys.config.derived import logprob_chunk
 from rlsys.config.schema import ClusterConfig, Config
 from workers.learner.zero import ZeroEngine, import_deepspeed
 
@@ -123,7 +124,7 @@ def build_model(case: CountedCase) -> PackedLogprobs:
     lm = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation=attention.PACKED_ATTENTION)
     if case.gradient_checkpointing:
         lm.gradient_checkpointing_enable({"use_reentrant": case.zero_stage == 3, "preserve_rng_state": False})
-    return PackedLogprobs(lm, chunk=policy.logprob_chunk, float32_head=policy.head_dtype == "float32")
+    return PackedLogprobs(lm, chunk=logprob_chunk(s.vocabulary), float32_head=policy.head_dtype == "float32")
 
 
 class DescribedFlex(torch.autograd.Function):

@@ -10,6 +10,7 @@ from launch.tools.estimates import activations
 from launch.tools.estimates.activations import LayerActivations, worst_case_pack
 from launch.tools.estimates.memory import SequenceLengths, total_bytes
 from rlsys.batching.packing import pack
+from rlsys.config.derived import logprob_chunk
 from rlsys.config.schema import (
     Config,
     PolicyConfig,
@@ -100,12 +101,12 @@ def peaks(checkpointing, family, sizes, prompt, monkeypatch) -> tuple[float, flo
         lm.gradient_checkpointing_enable({"use_reentrant": False})
     batch = make_batch([0.0] * 16, [i // 4 for i in range(16)], [64] * 16, [prompt] * 4)
     [[packed]] = pack(batch, range(16), ranks=1, tokens_per_pack=4096, share_prompts=not model.mixer)
-    policy = PolicyConfig(ranks=1, gradient_checkpointing=checkpointing, tokens_per_pack=4096, logprob_chunk=256)
+    policy = PolicyConfig(ranks=1, gradient_checkpointing=checkpointing, tokens_per_pack=4096)
     config = Config(trainer=TrainerConfig(4, 4, 4), policy=policy)
     lengths = SequenceLengths(len(batch.prompts[0].tokens), 64)
     tokens, scored = worst_case_pack(config, model, lengths, 16, 1)
     assert tokens == pytest.approx(len(packed.tokens), rel=0.03)
-    packed_lm = PackedLogprobs(lm, chunk=256)
+    packed_lm = PackedLogprobs(lm, chunk=logprob_chunk(model.vocabulary))
 
     def both() -> None:
         for _ in range(2):  # the second adds to the gradients of the first

@@ -157,7 +157,7 @@ def test_the_method_in_a_few_words(tmp_path):
         ("correction.method=icepop correction.low=0.25 correction.high=4", "correction", "icepop (low 0.25, high 4)"),
         ("algorithm.advantage=gae", "critic", "gamma 1, lam 1, clip 0.2, whitened"),
         (
-            "algorithm.advantage=gae critic.lam=0.95 critic.clip=0 critic.whiten=false critic.alone_steps=2",
+            "algorithm.advantage=gae critic.lam=0.95 critic.clip=0 algorithm.whiten=false critic.alone_steps=2",
             "critic",
             "gamma 1, lam 0.95, no clip, alone for 2 steps",
         ),

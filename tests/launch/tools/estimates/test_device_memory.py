@@ -17,6 +17,8 @@ from launch.tools.estimates.activations import pass_memory
 from launch.tools.estimates.learner import learner_memory
 from launch.tools.estimates.memory import Moments, total_bytes
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parent
 TESTS = HERE.parents[2]
 PATHS = [HERE, TESTS / "rlsys", TESTS / "workers" / "gpu_rehearsal", TESTS.parent]

@@ -76,7 +76,7 @@ def test_old_log_probs_take_a_pass_if_they_are_needed():
 
 
 def test_a_reference_of_its_own_takes_the_time_of_its_own_work():
-    config, small = replace(CONFIG, reference=ReferenceConfig(kl_coef=0.1, gpus=1)), look_up_shape("Qwen2.5-0.5B")
+    config, small = replace(CONFIG, reference=ReferenceConfig(kl_coef=0.1)), look_up_shape("Qwen2.5-0.5B")
     seconds = estimate_step(config, MODEL, LENGTHS, H100, 512, small).phases["reference"]
     work = 64 * small.flop_counter.group_flops(512, [512] * 8)
     assert seconds == pytest.approx(work / (989e12 * SCORING_SHARE))
@@ -134,7 +134,7 @@ def test_a_sync_sends_as_many_tensors_as_a_models_files_have(name):
         "Qwen/Qwen3-30B-A3B": (4 + 4 + 1 + 3 * 128, 3, 48),
         "meta-llama/Llama-3.1-8B": (9, 3, 32),
     }[name]
-    assert sync_tensors(CONFIG, look_up_shape(name)) == layers * layer + others
+    assert sync_tensors(look_up_shape(name)) == layers * layer + others
 
 
 def test_a_small_model_on_a_fast_gpu_waits_for_its_host():

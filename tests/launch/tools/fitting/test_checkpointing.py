@@ -66,7 +66,7 @@ def test_a_value_in_the_configuration_stays(value: bool) -> None:
 
 
 def test_offloaded_activations_are_those_of_checkpointing() -> None:
-    assert chosen("grpo_gsm8k_1.5b_gpu.yaml", [node("H100")], "policy.offload_activations=true")[0] is True
+    assert chosen("grpo_gsm8k_1.5b_gpu.yaml", [node("H100")], "policy.offload=activations")[0] is True
 
 
 def test_a_model_of_unknown_shape_recomputes(tmp_path: Path) -> None:

@@ -127,12 +127,12 @@ def proposed(model: ModelShape, gpus: str, *overrides: str) -> tuple[Fit, list[d
 
 
 def test_suggestions_make_room_for_a_reference():
-    four = ["rollout.engines=4", "policy.ranks=4", "reference.kl_coef=0.001", "reference.gpus=1"]
+    four = ["rollout.engines=4", "policy.ranks=4", "reference.kl_coef=0.001"]
     fit, settings = proposed(look_up_shape("Qwen2.5-0.5B"), "8xH100", *four)
     assert fit.problems[1] == "reference: no node has 1 GPU left."
     assert {"rollout.engines": 3} in settings
     assert {"policy.ranks": 3} in settings
-    assert {"reference.gpus": 0} in settings
+    assert {"reference.place": "cpu"} in settings
 
 
 def test_suggestions_make_room_for_a_critic():
@@ -143,8 +143,8 @@ def test_suggestions_make_room_for_a_critic():
 
 
 def test_an_engine_that_takes_all_gpus_becomes_narrower():
-    wide = ["rollout.engines=1", "rollout.tensor_parallel=8", "policy.ranks=1", "policy.offload_optimizer=true"]
-    large = ["policy.gradient_checkpointing=false", "policy.tokens_per_pack=8192", "policy.logprob_chunk=256"]
+    wide = ["rollout.engines=1", "rollout.tensor_parallel=8", "policy.ranks=1", "policy.offload=optimizer"]
+    large = ["policy.gradient_checkpointing=false", "policy.tokens_per_pack=8192"]
     fit, settings = proposed(look_up_shape("Qwen3-8B"), "8xH100", *wide, *large)
     assert fit.problems[1] == "policy-0: no node has 1 GPU left."
     assert settings

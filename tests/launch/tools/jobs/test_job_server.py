@@ -123,7 +123,7 @@ def test_a_variable_that_looks_like_a_secret_is_not_sent() -> None:
     first, second, third = caught.value.problems
     assert first.startswith("--env WANDB_API_KEY: everyone with access to the job server sees what is given here.")
     assert second == "--env HF_HOME is not NAME=VALUE, such as HF_HOME=/shared/huggingface."
-    assert third == "--env RAY_JOB_STOP_WAIT_TIME_S follows from run.grace_s; change that."
+    assert third == "--env RAY_JOB_STOP_WAIT_TIME_S is set for each job by rlsys. Leave it out."
     assert "0123456789abcdef" not in str(caught.value)
 
 

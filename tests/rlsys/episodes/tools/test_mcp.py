@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
+from command_lines import command_of
 
 from rlsys.episodes.tools import Toolbox, call_tool
 from rlsys.episodes.tools.tool import ToolServerError
@@ -79,7 +80,7 @@ else:
 
 def left_servers() -> list[list[str]]:
     """Children that run a server of these tests; other tests of this process may have left other children."""
-    commands = [process.cmdline() for process in psutil.Process(os.getpid()).children()]
+    commands = [command_of(process) for process in psutil.Process(os.getpid()).children()]
     return [command for command in commands if any("server.py" in word for word in command)]
 
 
@@ -162,6 +163,7 @@ def test_a_server_that_dies_once_is_not_seen_by_the_model(script, tmp_path):
     assert text == "alive"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("per_episode", [False, True])
 def test_a_call_that_blocks_the_server_is_not_seen_in_another_episode(script, monkeypatch, per_episode):
     monkeypatch.setattr("rlsys.episodes.tools.mcp_tool.ANSWER_S", 1.0)

@@ -4,7 +4,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
+import pytest
 from loading import load_in_ranks, save_model
+
+pytestmark = pytest.mark.long
 
 
 def test_a_rank_takes_its_share_and_the_largest_tensor_to_load_a_model(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "bench"))
 from families import build_family
 from loading import ROOT, save_model
 
+pytestmark = pytest.mark.long
+
 RANK, ALPHA = 4, 6
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},

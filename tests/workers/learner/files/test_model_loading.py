@@ -235,8 +235,8 @@ def test_a_model_is_loaded_with_offloading_if_the_configuration_asks_for_it(
     pinned: list[bool] = []
     monkeypatch.setattr(loading, "offload_layer_inputs", lambda lm, pin_memory: pinned.append(pin_memory))
     build_family("llama").save_pretrained(tmp_path)
-    for option in ("false", "true"):
-        settings = ["policy.gradient_checkpointing=true", f"policy.offload_activations={option}"]
+    for parts in ("optimizer", "activations"):
+        settings = ["policy.gradient_checkpointing=true", f"policy.offload={parts}"]
         config = load_config(CONFIG, settings)
         load_causal_lm(config, str(tmp_path), config.policy)
     assert pinned == [False], "only memory of a host with GPUs is pinned"

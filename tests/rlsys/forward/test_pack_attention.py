@@ -77,15 +77,15 @@ def test_the_example_in_the_docstring():
     layout = build_layout([2, 2, 2], [-1, 0, 0])
     assert [(b.tokens.tolist(), b.prefix, b.shared_prefixes) for b in layout.blocks] == [
         ([[0, 1]], 0, []),
-        ([[0, 1, 2, 3], [0, 1, 4, 5]], 2, [SharedPrefix(0, 0, 2)]),
+        ([[0, 1, 2, 3], [0, 1, 4, 5]], 2, [SharedPrefix(((0, 2),), 0, 2)]),
     ]
     assert layout.cell_of_token.tolist() == [0, 1, 2, 3, 4, 5]
     assert layout.blocks[1].mask.tolist() == [[True, True, True, False], [True, True, True, True]]
 
 
 def test_copying_into_blocks_has_the_gradient_of_plain_indexing():
-    """Prompts of three tokens and of one token, and completions of several lengths."""
-    lengths, parents = [3, 4, 2, 1, 5, 5, 4, 1], [-1, 0, 0, -1, -1, 3, 0, 3]
+    """Prompts of three tokens and of one token, completions of several lengths, and a tree of turns below one of them."""
+    lengths, parents = [3, 4, 2, 3, 2, 2, 4, 1, 5, 1, 5], [-1, 0, 1, 2, 2, 1, 0, -1, 7, 7, -1]
     layout = build_layout(lengths, parents)
     x = torch.randn(
         sum(lengths), 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True

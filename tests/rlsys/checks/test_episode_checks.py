@@ -21,11 +21,22 @@ def test_a_function_and_an_environment_are_fine(read):
     assert read(f"{GOOD}episode: 'gymnasium:FrozenLake-v1'").episode.play == "gymnasium:FrozenLake-v1"
 
 
+def test_a_command_is_short_for_what_plays_it(read):
+    config = read(f"{GOOD}episode: {{command: 'python agent.py {{prompt}}', grade: game.py:play}}")
+    assert config.episode.play == "command"
+    assert config.episode.options == {"command": "python agent.py {prompt}", "grade": "game.py:play"}
+    assert config.reward.functions == {}
+    assert read(f"{GOOD}episode: {{play: game.py:play}}", "episode.command=ls").episode.play == "command"
+
+
 @pytest.mark.parametrize(
     ("yaml", "parts"),
     [
         ("episode: {play: absent.py:play}", ["episode.play: the file absent.py", "does not exist"]),
         ("episode: {play: game.py:start}", ["episode.play: game.py has no function `start`", "play"]),
+        ("episode: {command: ls, grade: game.py:grade}", ["episode.grade: game.py has no function `grade`", "play"]),
+        ("episode: {play: command}", ["episode.command is missing", "python agent.py {task}"]),
+        ("episode: {comand: ls}", ["unknown option `episode.comand`", "Did you mean `episode.command`?"]),
         ("episode: {play: game}", ["episode.play: `game` is not known", "textarena:NAME"]),
         ("episode: reasoning_gym:chain_sum", ["`reasoning_gym:chain_sum` is a data set", "Name it in data.train"]),
         ("episode: {play: 'gymnasium:Absent-v1'}", ["episode.play: gymnasium:Absent-v1", "doesn't exist"]),
