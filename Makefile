@@ -81,7 +81,7 @@ test: install  ## run all tests that need no GPU but the long ones: first parts 
 	$(call part,$(ONE_BY_ONE) -m "not long" tests/storms tests/system); \
 	exit $$failed
 
-long: install  ## run the tests that only the nightly and the automatic check wait for
+long: install  ## run the tests that only the nightly check waits for
 	trap 'exit 130' INT; failed=0; \
 	$(call part,$(PARALLEL) -m long tests/launch tests/rlsys tests/workers); \
 	$(call part,$(ONE_BY_ONE) -m long tests/system); \

@@ -24,7 +24,7 @@ class Reply:
     text: str  # without special tokens, calls and reasoning
     finish: str  # stop | length
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float] | None = None  # of the tokens, if they were asked for
     calls: list[ToolCall] = field(default_factory=list)
     reasoning: str = ""
     raw: str = ""  # all that the model wrote, special tokens included
@@ -39,10 +39,12 @@ class Ask(Protocol):
     """Asks the model for its next turn.
 
     It sees the conversation up to its last turn, and the content. `after` is an earlier reply: it sees what was up to that
-    one instead. `after=None`: it sees the content alone.
+    one instead. `after=None`: it sees the content alone. The reply has `logprobs` if they are asked for.
     """
 
-    def __call__(self, content: str | list[Message], after: Reply | None = ...) -> Awaitable[Reply]: ...
+    def __call__(
+        self, content: str | list[Message], after: Reply | None = ..., logprobs: bool = False
+    ) -> Awaitable[Reply]: ...
 
 
 class EpisodeOver(Exception):

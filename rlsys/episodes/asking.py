@@ -13,7 +13,7 @@ class Turn:
     """A turn as it was sampled."""
 
     tokens: list[int]
-    logprobs: list[float]
+    logprobs: list[float] | None  # if they were asked for
     finish: str  # stop | length
 
 
@@ -48,9 +48,8 @@ class TurnRequest:
     after: int  # the turn that it continues; -1: none
     max_tokens: int
     stop: tuple[str, ...] = ()  # strings that end it
-    prefix: int = (
-        0  # a hash of all that is asked, for turns that may come in another order when the episode is played again
-    )
+    prefix: int = 0  # a hash of all that is asked, for turns that may come in another order in the next play
+    logprobs: bool = False  # of its tokens are wanted
 
 
 Sampler = Callable[[TurnRequest], Awaitable[Turn]]
@@ -104,7 +103,7 @@ class EpisodeAsk:
         self.waiting = self.closed = False
         self.over = ""  # why the model may write no more: turns | tokens | window | time
 
-    async def __call__(self, content: str | list[Message], after: Reply | None = LAST) -> Reply:
+    async def __call__(self, content: str | list[Message], after: Reply | None = LAST, logprobs: bool = False) -> Reply:
         self.require_turn()
         earlier = self.find_turn(after)
         self.require_turns_left()
@@ -112,7 +111,7 @@ class EpisodeAsk:
         room = self.room_for(question)
         self.waiting = True
         try:
-            return (await self.take_turn(self.count_ask(), question, room)).reply
+            return (await self.take_turn(self.count_ask(), question, room, logprobs=logprobs)).reply
         except BaseException:  # as by `wait_for`: the turn was or will be sampled, and is no reply to any later ask
             self.closed = True
             raise
@@ -139,10 +138,17 @@ class EpisodeAsk:
         return self.asked - 1
 
     async def take_turn(
-        self, number: int, question: Question, max_tokens: int, stop: Sequence[str] = (), prefix: int = 0
+        self,
+        number: int,
+        question: Question,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        prefix: int = 0,
+        logprobs: bool = False,
     ) -> HeldTurn:
         after = question.earlier.number if question.earlier else -1
-        turn = await self.sample(TurnRequest(number, question.observation, after, max_tokens, tuple(stop), prefix))
+        asked = TurnRequest(number, question.observation, after, max_tokens, tuple(stop), prefix, logprobs)
+        turn = await self.sample(asked)
         reply = self.read(turn, number, question, stop)
         question.conversation.add_reply(turn.tokens, reply)
         self.turns.append(HeldTurn(number, question, turn, reply))

@@ -72,9 +72,9 @@ class ReplyParser:
         self.special_tokens = {n: t.content for n, t in tokenizer.added_tokens_decoder.items() if t.special}
         self.special_tokens.setdefault(tokenizer.eos_token_id, tokenizer.eos_token)
 
-    def parse(self, tokens: Sequence[int], finish: str, turn: int = 0, logprobs: Sequence[float] = ()) -> Reply:
+    def parse(self, tokens: Sequence[int], finish: str, turn: int = 0, logprobs: list[float] | None = None) -> Reply:
         raw = self.tokenizer.decode(tokens, skip_special_tokens=False)
-        reply = Reply(raw, finish, list(tokens), list(logprobs), raw=raw)
+        reply = Reply(raw, finish, list(tokens), logprobs, raw=raw)
         ended = finish == "stop" and len(tokens) > 0 and tokens[-1] in self.special_tokens
         text = raw.removesuffix(self.special_tokens[tokens[-1]]) if ended else raw
         parts = self.parser(text, tokens) if self.parser else ReplyParts(text)

@@ -36,7 +36,9 @@ TOOLS_SHARE = (
 class ReplyReader(Protocol):
     """What a player needs of `rlsys.episodes.parsing.ReplyParser`."""
 
-    def parse(self, tokens: Sequence[int], finish: str, turn: int = 0, logprobs: Sequence[float] = ()) -> Reply: ...
+    def parse(
+        self, tokens: Sequence[int], finish: str, turn: int = 0, logprobs: list[float] | None = None
+    ) -> Reply: ...
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ class Session(EpisodeAsk):
             self.require_turns_left()
             room = min(self.room_for(question), max_tokens)
             prefix = derive_seed(*what[0], "", max_tokens, *stop) or 1
-            turn = self.take_turn(self.count_ask(), question, room, stop, prefix)
+            # With log-probs, which it may want when it asks again.
+            turn = self.take_turn(self.count_ask(), question, room, stop, prefix, logprobs=True)
             self.answers[what] = asyncio.ensure_future(turn)
             self.answers[what].add_done_callback(look_at)
         return await asyncio.shield(self.answers[what])

@@ -52,6 +52,7 @@ DEPENDS = {
     "driver.py": f"rlsys/trainer.py rlsys/pipeline.py rlsys/updates.py rlsys/batching rlsys/sampling rlsys/runs {BENCH}/driver.py",
     "harnesses.json": f"{EPISODES} workers/serve {BENCH}/harnesses.py {BENCH}/harnesses",
     "episodes.py": f"{EPISODES} {ENGINE} rlsys/pipeline.py rlsys/trainer.py {BENCH}/episodes.py",
+    "compaction.json": f"{METHODS} {EPISODES} configs/guess_cpu.yaml {BENCH}/compaction.py {BENCH}/compaction",
     "environment.py": f"{EPISODES} {BENCH}/environment.py",
     "start.py": f"workers/fleet workers/start workers/processes {LAUNCH} rlsys/trainer.py {BENCH}/start.py",
     "sync.py": f"workers/sync workers/rollout {BENCH}/sync.py",

@@ -120,6 +120,7 @@ def test_restarts_are_counted_since_the_last_checkpoint(tmp_path: Path) -> None:
     assert "(3 of" not in output
 
 
+@pytest.mark.long
 def test_drivers_that_get_no_further_are_started_less_and_less_often(tmp_path: Path) -> None:
     """A cluster that restarts needs a minute; ten drivers within a second would not see it again."""
     began = time.monotonic()

@@ -10,6 +10,8 @@ from machines import REQUIRED, Machines, killed_while, learned, settled, stopped
 from rlsys.runs.directory import read_lines
 from rlsys.runs.stopping import StopSignal
 
+MORE_LAG = [pytest.param(lag, marks=pytest.mark.long) for lag in (2, 3)]
+
 # --- going on --------------------------------------------------------------------------------------------------------------
 
 
@@ -24,7 +26,7 @@ from rlsys.runs.stopping import StopSignal
         ("update", 9, 4),  # step 5
     ],
 )
-@pytest.mark.parametrize("lag", [0, 1, 2, 3])
+@pytest.mark.parametrize("lag", [0, 1, *MORE_LAG])
 def test_a_killed_run_goes_on_as_if_it_had_not_been(tmp_path, moment, count, left, lag):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
@@ -143,7 +145,7 @@ def test_zero_checkpoints_and_evaluations_are_only_those_at_the_ends(tmp_path):
 # --- stopping in good order ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2, 3])
+@pytest.mark.parametrize("lag", [0, 1, *MORE_LAG])
 @pytest.mark.parametrize(
     ("method", "count", "grace_s", "done"),
     [
@@ -193,7 +195,9 @@ class StoppedWhileSampling(FakeRollout):
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("at", range(3, 10))
-@pytest.mark.parametrize("options", ["0", "1", "2", "3", "1 pipeline.in_flight=true"])
+@pytest.mark.parametrize(
+    "options", [*(pytest.param(lag, marks=pytest.mark.long) for lag in "023"), "1", "1 pipeline.in_flight=true"]
+)
 def test_a_stop_in_the_middle_of_sampling_saves_every_finished_step(tmp_path, options, at, late):
     """The usual moment: sampling takes the longest, and a batch ahead may take longer than the grace."""
     (tmp_path / "whole").mkdir()

@@ -139,18 +139,21 @@ class EpisodeActor(Worker):
         return []
 
     def send(self, commands: bytes) -> Steps:
-        yield 0.0
+        yield from ()  # one thread handles commands in their order
         require(4, self.runner, f"{self.name} has not started")
         self.runner.send(pickle.loads(commands))
         self.go_on_playing()
 
     def begin_line(self, engine: str, line: int) -> Steps:
-        yield 0.0
+        yield from ()
         require(4, self.runner, f"{self.name} has not started")
         self.runner.begin_line(engine, line)
         self.go_on_playing()
 
     def events(self, line: int) -> Steps:
+        yield 0.0
+        if line in self.runner.ended_lines:
+            return
         arrived = self.runner.events_of[line]
         while True:
             yield self.news

@@ -9,6 +9,7 @@ from simulated_cluster import SimulatedActor, SimulatedCluster
 
 from rlsys.errors import StepAbandoned, WorkerFailed, WorkerLost
 from rlsys.runs.stopping import StopSignal
+from workers.fleet.cluster import Receive
 from workers.fleet.watchdog import Watchdog
 
 STALL_S, START_S = 30.0, 60.0
@@ -22,6 +23,7 @@ class Worker(SimulatedActor):
 
     def __init__(self, world: "Fleet", name: str):
         super().__init__(world, name)
+        self.replaces, self.spawned_at, self.served = name in world.actors, world.time.now(), False
         if world.fault_budget and world.rng.random() < world.fault_rate:
             world.fault_budget -= 1
             kind = world.rng.choice(self.kinds)
@@ -43,9 +45,19 @@ class Worker(SimulatedActor):
         else:
             self.suffer_own(kind)
 
+    def receive(self, method: str, arguments: tuple[Any, ...], receive: Receive, stream: bool) -> None:
+        self.served |= stream
+        super().receive(method, arguments, receive, stream)
+
     def be_killed(self) -> None:
-        require(6, self.faulty, f"{self.name} was replaced")
+        require(6, self.faulty or self.is_half_set_up, f"{self.name} was replaced")
         super().be_killed()
+
+    @property
+    def is_half_set_up(self) -> bool:
+        """It was to replace a worker together with another one, which was lost: both begin again."""
+        others = [other for other in self.world.actors.values() if other.faulty and isinstance(other, Worker)]
+        return self.replaces and not self.served and any(other.spawned_at == self.spawned_at for other in others)
 
     def suffer_own(self, kind: str) -> None:
         """A fault that only this kind of worker knows."""

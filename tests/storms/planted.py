@@ -70,6 +70,15 @@ PLANTED = {
         "list(self.replayed_calls.items())[:1]",
         seed=9,
     ),
+    "an engine that waits for another's weights is taken for stalled": Planted(
+        "engines", WorkPool, "find_stalled", "if self.workers.under_way", "if False", seed=101364
+    ),
+    "plays are started for an engine that is lost": Planted(
+        "episodes", EpisodeRunner, "send", "in self.ended_lines", "in ()", seed=51
+    ),
+    "the late word of a lost engine ends the episodes of its successor": Planted(
+        "episodes", EpisodePool, "poll", "news is END", "False", seed=9
+    ),
     "the timer of an engine starts again with any answer": Planted(
         "engines",
         WorkPool,

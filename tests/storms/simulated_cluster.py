@@ -221,7 +221,8 @@ class SimulatedActor:
 
     def be_killed(self) -> None:
         """The driver gives it up. A kill takes a moment, and may not reach a stalled process, which goes on later."""
-        if self.stalled and self.world.rng.random() < 0.5:
+        late = self.stalled and self.world.rng.random() < 0.5
+        if late:
             self.world.time.after(self.world.rng.expovariate(0.1), self.go_on)
         self.faulty = True
-        self.world.time.after(self.world.rng.expovariate(0.5), self.die)
+        self.world.time.after(self.world.rng.expovariate(0.05 if late else 0.5), self.die)

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from rlsys.tasks import zigzag as tiny_task
+
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = ROOT / "configs" / "tiny_cpu.yaml"
 SHARED_MEMORY = Path("/dev/shm")
@@ -33,6 +35,13 @@ EPISODES = [
     *[f"episode={{play: '{GAME}:play', window: 64, max_turns: 5}}", "reward.functions={}"],
     *["rollout.max_new_tokens=6", "trainer.samples_per_prompt=4", "policy.lr=1e-4"],
 ]
+
+
+def few_held_out(folder: Path) -> str:
+    """Returns an option: evaluate a few prompts only."""
+    few = folder / "few.jsonl"
+    few.write_text("".join(json.dumps({"prompt": r["prompt"]}) + "\n" for r in tiny_task.rows("zigzag_heldout")[:8]))
+    return f"eval.datasets={few}"
 
 
 class Run:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from aiming import aim
 from command_lines import command_of
-from killing import EPISODES, LIGHT, STEPS, Run, require_equal, running, tidy
+from killing import EPISODES, LIGHT, STEPS, Run, few_held_out, require_equal, running, tidy
 from test_episodes import require_logprobs_of_transformers, samples, turns_of
 from test_survival import PATIENCE
 
@@ -26,7 +26,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps, left alone."""
     path = tmp_path_factory.mktemp("agents") / "run"
     with tidy() as environment:
-        run = Run(path, *PLAYED, *PATIENCE, "checkpoint.keep_last=10", environment=environment).start()
+        few = few_held_out(path.parent)
+        run = Run(path, *PLAYED, *PATIENCE, few, "checkpoint.keep_last=10", environment=environment).start()
         assert run.wait() == 0, run.text()
     return path
 
@@ -53,7 +54,8 @@ def test_requests_side_by_side_go_on_over_steps_and_syncs(
     environment: dict[str, str], tmp_path: Path, options: list[str]
 ) -> None:
     """Every step trains on whole episodes, and evaluations play them too."""
-    run = Run(tmp_path / "run", *PLAYED, *options, *LIGHT, environment=environment).start()
+    few = few_held_out(tmp_path)
+    run = Run(tmp_path / "run", *PLAYED, *options, *LIGHT, few, environment=environment).start()
     assert run.wait() == 0, run.text()
     for step in range(1, 7):
         rows = samples(run.path, f"step-{step:06d}")
@@ -70,7 +72,8 @@ def test_requests_side_by_side_go_on_over_steps_and_syncs(
 def test_whatever_is_killed_the_run_ends_as_if_nothing_had_been(
     environment: dict[str, str], played: Path, tmp_path: Path
 ) -> None:
-    with running(tmp_path / "run", *PLAYED, *PATIENCE, environment=environment) as run:
+    few = few_held_out(played.parent)
+    with running(tmp_path / "run", *PLAYED, *PATIENCE, few, environment=environment) as run:
         run.until_step(1)
         aim(run, "rollout", "rollout-0", share=0.3)
         run.until(lambda: any(e["worker"] == "rollout-0" for e in run.events("replaced")))

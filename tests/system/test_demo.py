@@ -133,9 +133,9 @@ def greedy(model: Path, prompt: str) -> str:
 
 
 def test_shuffled_rewards_teach_nothing_and_ctrl_c_ends_with_130(environment: dict[str, str], tmp_path: Path) -> None:
-    options = ["reward.shuffle=true", "trainer.steps=100000", *LIGHT]
+    options = ["reward.shuffle=true", "trainer.steps=100000", "eval.every=5", *LIGHT]
     with running(tmp_path / "run", *options, environment=environment) as run:
-        run.until_step(20)
+        run.until_step(10)
         os.killpg(run.process.pid, signal.SIGINT)  # every process of the group gets it, as on Ctrl-C in a terminal
         assert run.wait(60) == 130, run.text()
     assert "Run the same command again" in run.text()

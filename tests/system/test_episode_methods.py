@@ -71,6 +71,7 @@ def test_dynamic_sampling_keeps_groups_that_differ_and_pass_at_k_counts_episodes
     require_logprobs_of_transformers(run.path)
 
 
+@pytest.mark.long
 def test_a_critic_learns_what_an_episode_pays_at_each_of_its_own_tokens(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -131,7 +131,7 @@ def test_an_episode_of_one_turn_is_a_single_answer(
     assert outcome(run.path)["weights"] == outcome(undisturbed)["weights"]
 
 
-@pytest.mark.parametrize("demo", ["guess_cpu", "calculator_cpu"])
+@pytest.mark.parametrize("demo", ["guess_cpu", pytest.param("calculator_cpu", marks=pytest.mark.long)])
 def test_the_demos_play_episodes(environment: dict[str, str], tmp_path: Path, demo: str) -> None:
     sizes = ["trainer.steps=2", "trainer.prompts_per_step=8", "eval.datasets=[]"]
     config = Path(__file__).parents[2] / "configs" / f"{demo}.yaml"
@@ -177,6 +177,7 @@ def test_episodes_go_on_over_steps_and_syncs(environment: dict[str, str], tmp_pa
     assert max(line["lag"] for line in run.lines()[1:]) <= 2
 
 
+@pytest.mark.long
 def test_a_window_too_small_for_the_first_turn_is_said_before_anything_is_trained(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

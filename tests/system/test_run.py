@@ -1,6 +1,5 @@
 """Whole runs with settings less usual than the demo's, and runs that fail: what they say, and with which exit code."""
 
-import json
 import signal
 import subprocess
 from collections.abc import Callable
@@ -8,9 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from killing import LIGHT, running
-
-from rlsys.tasks import zigzag as tiny_task
+from killing import LIGHT, few_held_out, running
 
 SMALL = ["trainer.prompts_per_step=4", "trainer.samples_per_prompt=4", "eval.every=2", "checkpoint.every=2"]
 Rlsys = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -21,8 +18,6 @@ def test_many_settings_in_one_run_that_is_told_to_stop_and_goes_on(
 ) -> None:
     """A greedy baseline one step ahead, a correction, an adapted KL, entropy and length control, several
     epochs, bfloat16 on both sides, a reward of the user's own, and weights through the object store."""
-    few = tmp_path / "few.jsonl"
-    few.write_text("".join(json.dumps({"prompt": r["prompt"]}) + "\n" for r in tiny_task.rows("zigzag_heldout")[:8]))
     options = "algorithm.advantage=remax algorithm.loss=sapo algorithm.normalize=decoupled algorithm.kl=k3_unbiased "
     options += "correction.method=icepop reference.kl_coef=0.01 reference.kl_target=0.001 entropy.coef=0.001 "
     options += "entropy.control=kl_cov entropy.share=0.1 overlong.mask=true overlong.buffer=4 pipeline.max_lag=1 "
@@ -30,7 +25,7 @@ def test_many_settings_in_one_run_that_is_told_to_stop_and_goes_on(
     options += "rollout.temperature=0.8 rollout.dtype=bfloat16 policy.dtype=bfloat16 policy.zero_stage=3 "
     options += "policy.gradient_checkpointing=true policy.tokens_per_pack=40 policy.threads=2 policy.lr=1e-5 policy.lr_schedule=constant sync.transport=object_store"
     own = f"reward.functions={{{Path(__file__).parent}/own_reward.py:closeness: 0.5, zigzag: 1.0}}"
-    settings = [f"eval.datasets={few}", own, *SMALL, *LIGHT, *options.split()]
+    settings = [few_held_out(tmp_path), own, *SMALL, *LIGHT, *options.split()]
     with running(tmp_path / "run", *settings, "trainer.steps=100000", environment=environment) as run:
         run.until_step(3)
         run.process.send_signal(signal.SIGTERM)
@@ -60,6 +55,7 @@ def test_many_settings_in_one_run_that_is_told_to_stop_and_goes_on(
     assert "policy.lr: 1e-05 → 1.0" in other.stderr
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_ends_a_run_that_may_not_restart_with_its_name_and_last_words(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -1,6 +1,9 @@
 """A reward function that hangs, crashes, lies and leaves threads behind: the run learns, and says what failed and why."""
 
+import pytest
 from looking import Seen
+
+pytestmark = pytest.mark.long
 
 REASONS = ("timeout", "crash", "memory", "exception", "invalid")
 

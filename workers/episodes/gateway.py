@@ -172,6 +172,7 @@ class SessionModel:
                 raise VLLMValidationError("The episode has ended.") from None
             raise
         asking.reply, own = turn.reply, turn.turn
+        assert own.logprobs is not None, "sessions ask for them"
         logprobs = [{token: Logprob(value, 1)} for token, value in zip(own.tokens, own.logprobs, strict=True)]
         reason = next((string for string in stop if string in turn.reply.raw), None)
         output = CompletionOutput(

@@ -267,12 +267,13 @@ class RunningEpisode:
         finally:
             self.waiting.pop(asked.turn, None)
 
-    def resume(self, number: int, tokens: Ints, logprobs: Floats, finish: str) -> None:
+    def resume(self, number: int, tokens: Ints, logprobs: Floats | None, finish: str) -> None:
         turn = self.waiting.pop(number, None)
         if turn and not turn.done():
             if not self.waiting:
                 self.begin_step()
-            turn.set_result(Turn(tokens.tolist(), logprobs.tolist(), finish))
+            values = None if logprobs is None else logprobs.tolist()
+            turn.set_result(Turn(tokens.tolist(), values, finish))
 
     def drop(self) -> None:
         self.dropped = self.ask.closed = True

@@ -67,22 +67,28 @@ class EpisodeRunner(ProcessSupervisor):
         self.running: int | None = None  # number of the episode whose code ran last
         self.reports = 0  # events so far
         self.lines: dict[str, int] = {}  # by engine
+        self.ended_lines: set[int] = set()
         self.events_of: defaultdict[int, queue.SimpleQueue[Event | Exception | None]] = defaultdict(queue.SimpleQueue)
         self.started = False
         super().__init__(settings)
 
     def send(self, commands: list[Command]) -> None:
-        self.commands.extend(commands)
+        """Takes commands, but no start on a line that has ended: nobody would answer the play."""
+        self.commands += [
+            c for c in commands if not (isinstance(c, Start) and c.number >> LINE_BITS in self.ended_lines)
+        ]
         self.poller.wake()
         if self.ended:
             self.fail_all()
 
     def begin_line(self, engine: str, line: int) -> None:
-        """Begins the line of an engine, and ends the one of the process that the engine had before."""
+        """Begins the line of an engine, and ends that of another process of it: a lost one, or one that begins it again."""
         before = self.lines.get(engine, line)
         self.lines[engine] = line
+        self.ended_lines.discard(line)
         self.events_of[line]  # what comes before `events` is called waits there
         if before != line:
+            self.ended_lines.add(before)
             self.send([EndLine(before)])
             self.events_of.pop(before).put(None)
 
@@ -91,6 +97,8 @@ class EpisodeRunner(ProcessSupervisor):
 
         An empty list says that nothing is wrong: others have events, or all that are played wait for their turns.
         """
+        if line in self.ended_lines:
+            return
         arrived, events, reports = self.events_of[line], list[Event | Exception | None](), self.reports
         while True:
             try:

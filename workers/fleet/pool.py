@@ -26,6 +26,7 @@ class Workers(Protocol):
     """`ReplaceableWorkers`, or what stands for them."""
 
     actors: dict[str, Actor]
+    under_way: list[str]  # calls that find out themselves who stalls
 
     def replace(self, lost: dict[str, WorkerLost], actors: dict[str, Actor]) -> None: ...
 
@@ -129,6 +130,8 @@ class WorkPool(Generic[Key, Item]):
                 return line, news
 
     def find_stalled(self) -> tuple[Line[Key], Exception] | None:
+        if self.workers.under_way:  # a worker that has answered it may wait for another: for its weights
+            self.reset_timers()
         for name in self.busy:
             if waited := self.timers[name].expired():
                 uids = list(dict.fromkeys(map(self.uid, self.held[name].values()))) if self.uid else None

@@ -34,6 +34,7 @@ class ReplaceableWorkers:
         self.lock = watchdog.threads.lock()  # held while workers are replaced: two threads may call them at once
         self.actors = {name: spawn(name) for name in names}
         self.replayed_calls: dict[str, tuple[tuple[Any, ...], str, float]] = {}  # method → arguments, doing, limit_s
+        self.under_way: list[str] = []  # what is called, on any thread
 
     def call(
         self,
@@ -60,28 +61,32 @@ class ReplaceableWorkers:
         """
         answers: dict[str, Any] = {}
         names, others = only or list(self.actors), dict(concurrent_calls or {})
-        for attempt in range(1, max_attempts + 1):
-            with self.lock:
-                actors = {n: self.actors[n] for n in names if n not in answers}
-                calls = {
-                    n: self.watchdog.cluster.call(actor, method, *([each[n]] if each else []), *arguments)
-                    for n, actor in actors.items()
-                }
-            lost: dict[str, WorkerLost] = {}
-            calls |= {n: ref for n, ref in others.items() if n not in answers}
-            for name, answer in self.watchdog.outcomes(calls, doing, limit_s):
-                if isinstance(answer, WorkerLost) and name not in others and max_attempts > 1:
-                    lost[name] = answer
-                elif isinstance(answer, Exception):
-                    self.watchdog.stop.raise_if_stopped()  # a stop leaves a replacement half set up, and that one fails
-                    raise answer
-                else:
-                    answers[name] = answer
-            if not lost:
-                break
-            if attempt == max_attempts:
-                raise next(iter(lost.values()))
-            self.replace(lost, actors)
+        self.under_way.append(doing)
+        try:
+            for attempt in range(1, max_attempts + 1):
+                with self.lock:
+                    actors = {n: self.actors[n] for n in names if n not in answers}
+                    calls = {
+                        n: self.watchdog.cluster.call(actor, method, *([each[n]] if each else []), *arguments)
+                        for n, actor in actors.items()
+                    }
+                lost: dict[str, WorkerLost] = {}
+                calls |= {n: ref for n, ref in others.items() if n not in answers}
+                for name, answer in self.watchdog.outcomes(calls, doing, limit_s):
+                    if isinstance(answer, WorkerLost) and name not in others and max_attempts > 1:
+                        lost[name] = answer
+                    elif isinstance(answer, Exception):
+                        self.watchdog.stop.raise_if_stopped()  # a stop leaves a replacement half set up, and that one fails
+                        raise answer
+                    else:
+                        answers[name] = answer
+                if not lost:
+                    break
+                if attempt == max_attempts:
+                    raise next(iter(lost.values()))
+                self.replace(lost, actors)
+        finally:
+            self.under_way.remove(doing)
         if replay:
             self.replayed_calls[method] = arguments, doing, limit_s
         return {name: answers[name] for name in [*names, *others]}

@@ -29,7 +29,7 @@ class Answer:
     number: int
     asked: int  # which of its asks
     tokens: Ints  # arrays: lists would cost the engine as much as all else that it does for a turn
-    logprobs: Floats
+    logprobs: Floats | None  # if the play has asked for them
     finish: str
 
 
@@ -60,9 +60,8 @@ class Asked:
     after: int  # the turn that it continues; -1: none
     max_tokens: int
     stop: tuple[str, ...] = ()  # strings that end the turn
-    prefix: int = (
-        0  # a hash of all that is asked, for turns that may come in another order when the episode is played again
-    )
+    prefix: int = 0  # a hash of all that is asked, for turns that may come in another order in the next play
+    logprobs: bool = False  # of its tokens are wanted
 
 
 @dataclass(frozen=True)

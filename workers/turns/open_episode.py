@@ -52,7 +52,7 @@ class OpenEpisode:
     )  # that any play has asked for, each behind the one that it continues
     turn_of: dict[Any, int] = field(default_factory=dict)  # of these, by what was asked
     asked: list[int] = field(default_factory=list)  # of these, what the present play has asked for
-    waits: set[int] = field(default_factory=set)  # its asks without an answer
+    waits: dict[int, Asked] = field(default_factory=dict)  # its asks without an answer, by their numbers
     crashes: int = 0  # of plays, since one got further than ever before
     killed: int = 0  # of these
     furthest: int = 0  # turns that a play had asked for at a crash
@@ -70,7 +70,7 @@ class OpenEpisode:
         if turn == len(self.sampled):
             self.sampled.append(SampledTurn(observation, after))
         self.asked.append(turn)
-        self.waits.add(asked.turn)
+        self.waits[asked.turn] = asked
         return turn
 
     def tokens_before(self, turn: SampledTurn) -> Ints:

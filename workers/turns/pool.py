@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rlsys.errors import WorkerLost
-from workers.fleet.cluster import Actor
+from workers.fleet.cluster import END, Actor
 from workers.fleet.pool import WorkPool
 from workers.fleet.watchdog import Watchdog
 from workers.turns.messages import LINE_BITS, Answer, Asked, Command, Drop, Event, Lost, Start
@@ -40,6 +40,7 @@ class Lives:
         self.actors = {name: life.actor for name, life in lives.items()}
         self.numbers = {name: life.number for name, life in lives.items()}
         self.lost: list[LostLife] = []
+        self.under_way: list[str] = []
 
     def replace(self, lost: dict[str, WorkerLost], actors: dict[str, Actor]) -> None:
         self.lost += [LostLife(name, self.numbers[name], error) for name, error in lost.items()]
@@ -143,6 +144,12 @@ class EpisodePool:
                 self.pool.replace(line.worker, news)
             elif isinstance(news, Exception):
                 raise news
+            elif (
+                news is END
+            ):  # the worker has heard of another process of this engine: a lost one, whose word came late
+                events += self.lose(line.worker)
+                self.pool.lose(line.worker)
+                self.open(line.worker)
             else:
                 events += [event for event in pickle.loads(news) if self.note_event(line.worker, event)]
         return events

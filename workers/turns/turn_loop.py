@@ -100,7 +100,7 @@ class TurnLoop:
         """Starts a play, the first or one in place of a lost one."""
         self.by_number.pop(episode.number, None)
         self.last_number += 1
-        episode.number, episode.asked, episode.waits = self.last_number, [], set()
+        episode.number, episode.asked, episode.waits = self.last_number, [], {}
         self.by_number[episode.number] = episode
         request, prompt = episode.request, episode.request.prompt
         assert prompt is not None
@@ -146,14 +146,14 @@ class TurnLoop:
     def finish(self, episode: OpenEpisode, ended: Ended) -> None:
         self.close(episode)
         asks = episode.answered() if ended.turns is None else ended.turns
-        assert not episode.waits.intersection(asks), "the play got them from here"
+        assert episode.waits.keys().isdisjoint(asks), "the play got them from here"
         self.finished.append(replace(episode.sample(ended.finish, asks), episode=ended.episode))
 
     def answer(self, episode: OpenEpisode, ask: int) -> None:
-        episode.waits.discard(ask)
-        sample = episode.sampled[episode.asked[ask]].sample
+        asked, sample = episode.waits.pop(ask), episode.sampled[episode.asked[ask]].sample
         assert sample
-        self.pool.answer(Answer(episode.number, ask, sample.tokens, sample.logprobs, sample.finish))
+        logprobs = sample.logprobs if asked.logprobs else None
+        self.pool.answer(Answer(episode.number, ask, sample.tokens, logprobs, sample.finish))
 
     def ask(self, episode: OpenEpisode, asked: Asked, turn: int) -> None:
         """Has the turn sampled, after all that it continues. A half-written turn is continued."""

@@ -533,6 +533,7 @@ BUSY = "import time\ndef work(seconds):\n    while time.process_time() < seconds
     ],
     ids=["inputs", "calls"],
 )
+@pytest.mark.long
 def test_on_an_overloaded_machine_a_right_program_never_scores_0(program, tests):
     def outcome(_: int) -> float | str:
         try:

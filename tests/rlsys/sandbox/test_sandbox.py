@@ -194,7 +194,9 @@ def test_a_program_whose_time_is_over_before_it_begins_is_not_judged(level):
     assert "over before it began" in outcomes <= {"over before it began", (False, "timeout")}
 
 
-@pytest.mark.parametrize("level", [LEVELS[0], LEVELS[2], LEVELS[-1]])
+@pytest.mark.parametrize(
+    "level", [LEVELS[0], *(pytest.param(level, marks=pytest.mark.long) for level in (LEVELS[2], LEVELS[-1]))]
+)
 def test_programs_on_an_overloaded_processor_say_that_they_waited(level):
     program = "import time\nwhile time.process_time() < 1: pass\nprint('expected')"
     with one_processor(), ThreadPoolExecutor(20) as threads:

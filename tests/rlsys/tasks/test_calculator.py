@@ -94,6 +94,7 @@ def test_the_warm_start_calls_sometimes_and_copies_with_slips():
     assert right / (4000 - calls) < 0.02, "direct answers do not add"
 
 
+@pytest.mark.long
 def test_the_warm_start_teaches_both_forms(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calculator, "make_model", functools.partial(calculator.make_model, steps=120))

@@ -71,6 +71,7 @@ def test_an_unsupported_matrix_is_multiplied_by_the_exact_function() -> None:
         assert torch.equal(product(rows, weight, None), exact.linear(rows, weight))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("width", [32, 24])
 def test_it_compiles_for_any_number_of_rows(width: int) -> None:

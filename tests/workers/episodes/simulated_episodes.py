@@ -157,6 +157,7 @@ class Runner(EpisodeRunner):
         self.playing, self.working, self.dropped, self.outgoing = {}, set(), {}, []
         self.running, self.spare, self.started, self.ended = None, None, False, False
         self.reports, self.lines, self.events_of = 0, {}, defaultdict(queue.SimpleQueue)
+        self.ended_lines = set()
         self.poller = SimpleNamespace(wake=lambda: None)  # type: ignore[assignment]
         self.process = self.start_process()
 

@@ -175,7 +175,7 @@ def test_a_turn_sends_only_what_is_new_and_the_driver_gets_whole_episodes(length
     finished = [sample for _, progress in reports for sample in progress.finished]
     assert [sample.turn_count for sample in finished] == [8] * 256
     turns = 256 * 8
-    assert engine.cluster.bytes["to workers"] < turns * (8 * length + 120)
+    assert engine.cluster.bytes["to workers"] < turns * (4 * length + 120)
     assert engine.cluster.bytes["to engine"] < turns * 80
     assert sum(engine.cluster.messages.values()) < 30
     answers = [

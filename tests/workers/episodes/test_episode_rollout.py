@@ -198,6 +198,18 @@ def test_a_new_worker_that_asks_for_what_engines_sample_gets_it() -> None:
     assert [sample.sequence.tolist() for sample in loop.take_finished()] == [[7, 4]]
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_log_probs_go_to_the_play_that_asks_for_them(wanted: bool) -> None:
+    """Also to one that is played in place of another, which did not ask for them."""
+    loop, pool = open_loop(Asked(1, 0, [7], -1, 8))
+    loop.take_turns()
+    loop.accept([wrote()])
+    exchange(loop, Lost(1))
+    exchange(loop, Asked(2, 0, [7], -1, 8, logprobs=wanted))
+    first, second = pool.take(Answer)
+    assert (first.logprobs, second.logprobs is not None) == (None, wanted)
+
+
 def test_a_half_written_turn_is_no_beginning_of_an_earlier_one() -> None:
     """It was the third turn, and the episode asks for the same in place of its second when it goes on."""
     loop, _ = open_loop()

@@ -220,7 +220,11 @@ def test_each_has_a_reason_and_none_a_score_that_is_no_number(tmp_path: Path, ti
     [
         ("ends_behind_a_child", "the episode process ended: exit code 7, after turn 1"),
         ("exits_in_a_task", "the episode process ended: exit code 4, after turn 1"),
-        ("closes_everything", "the episode process ended: it had closed its connection or written to it"),
+        pytest.param(
+            "closes_everything",
+            "the episode process ended: it had closed its connection or written to it",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_process_that_ends_says_how(tmp_path: Path, tiny_model: str, name: str, detail: str) -> None:
@@ -249,6 +253,7 @@ def test_what_one_does_to_the_event_loop_is_not_the_fault_of_others(
     assert [outcome for outcome, _ in results] == [outcome, 1.0, 1.0, 1.0]
 
 
+@pytest.mark.long
 def test_an_episode_that_does_not_stop_is_not_the_fault_of_the_one_that_ran_last(
     tmp_path: Path, tiny_model: str
 ) -> None:

@@ -239,7 +239,7 @@ def fails(row, program):
 """
 
 
-@pytest.mark.parametrize("grade", ["", "grade", "fails"])
+@pytest.mark.parametrize("grade", ["", "grade", pytest.param("fails", marks=pytest.mark.long)])
 def test_programs_of_every_kind(tmp_path: Path, byte_model: Path, grade: str) -> None:
     for name, code in PROGRAMS.items():
         (tmp_path / f"{name}.py").write_text(PROGRAM + code.replace("@", str(os.getpid())))
@@ -301,6 +301,7 @@ async def play(row, session):
 """
 
 
+@pytest.mark.long
 def test_a_connection_that_was_idle_still_serves(tmp_path: Path, byte_model: Path) -> None:
     """A client that reuses it at the moment in which the server gives it up would get an error."""
     [sample], _ = play_all(tmp_path, byte_model, IDLE, lambda before: "fine", [{}])

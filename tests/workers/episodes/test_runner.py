@@ -60,6 +60,11 @@ async def takes_what_it_has(row, ask):
     except Exception as over:
         return {"turns": 0.5, "reason": float(over.reason == "turns")}
 
+async def wants_logprobs(row, ask):
+    first = await ask("1>")
+    second = await ask("1>", logprobs=True)
+    return {"without": float(first.logprobs is None), "with": sum(second.logprobs)}
+
 async def returns_nonsense(row, ask):
     await ask("1>")
     return "good"
@@ -278,11 +283,12 @@ def play(episodes: EpisodeRunner, starts: list[Start]) -> tuple[dict[int, Ended]
 
 def answer(asked: Event) -> Answer:
     assert isinstance(asked, Asked)
-    return make_answer(asked.number, asked.turn, [5, 6, 1], [-1.0, -2.0, -0.5])
+    return make_answer(asked.number, asked.turn, [5, 6, 1], [-1.0, -2.0, -0.5] if asked.logprobs else None)
 
 
-def make_answer(number: int, ask: int, tokens: list[int], logprobs: list[float]) -> Answer:
-    return Answer(number, ask, np.array(tokens, np.int32), np.array(logprobs, np.float32), "stop")
+def make_answer(number: int, ask: int, tokens: list[int], logprobs: list[float] | None = None) -> Answer:
+    values = None if logprobs is None else np.array(logprobs, np.float32)
+    return Answer(number, ask, np.array(tokens, np.int32), values, "stop")
 
 
 OUTCOMES = {  # function: failure or score, and what its detail says or why it ended
@@ -294,6 +300,7 @@ OUTCOMES = {  # function: failure or score, and what its detail says or why it e
     "begins_with_a_long_one_and_goes_on": ("invalid", "returned without a reply of the model."),
     "asks_for_ever": (None, "turns"),
     "takes_what_it_has": (1.5, "turns"),
+    "wants_logprobs": (-2.5, "stop"),
     "returns_nonsense": ("invalid", "returns_nonsense returned 'good'; a reward is a number."),
     "returns_nan": ("invalid", "a reward must be a finite number"),
     "forks": (2.0, "stop"),
@@ -413,6 +420,9 @@ def test_an_engine_whose_episodes_wait_for_those_of_another_is_told_that_nothing
         episodes.begin_line("rollout-0", 2)  # the first engine was lost, and with it its episode
         event = next(event for events in iter(told.get, None) for event in events)
         assert event.number == (1 << LINE_BITS) + 1
+        episodes.send([Start(2, s.plays[1], {}, 8)])
+        assert not list(episodes.events(0)), "the lost engine, whose word came late, hears that its line has ended"
+        assert not episodes.commands, "and its play, which nobody would answer, keeps no other from beginning"
         episodes.begin_line("rollout-1", 3)
 
 

@@ -141,6 +141,7 @@ def test_not_more_compute_at_once_than_the_loop_bears(games: EpisodeSettings) ->
     assert len(ended) == 200
 
 
+@pytest.mark.long
 def test_a_dropped_episode_that_does_not_end_is_ended_and_others_are_played_again(
     games: EpisodeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +181,7 @@ def test_episodes_may_clean_up_when_they_are_dropped_at_any_moment(games: Episod
         assert process.is_running(), "none was taken for one that does not end"
 
 
-@pytest.mark.parametrize(("turns", "kills_of_each"), [(4, 1), (1, 4), (3, 2)])
+@pytest.mark.parametrize(("turns", "kills_of_each"), [(4, 1), (1, 4), pytest.param(3, 2, marks=pytest.mark.long)])
 def test_kills_from_outside_are_not_the_fault_of_an_episode(
     games: EpisodeSettings, tmp_path: Path, turns: int, kills_of_each: int
 ) -> None:

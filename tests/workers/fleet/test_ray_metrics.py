@@ -6,6 +6,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from launch.ray_session import ray_metrics
 from launch.ray_session.connect import metrics_urls
 from launch.ray_session.ray_metrics import RayMetrics
@@ -36,6 +38,7 @@ def exported(ray: Any, run: str) -> dict[str, float]:
     return values
 
 
+@pytest.mark.long
 def test_ray_exports_every_metric_under_the_name_that_the_dashboard_uses(ray: Any) -> None:
     run = RunInfo("adding-1", "adding", Path("adding"), {"trainer.steps": 10}, first_step=0, resumed=False)
     metrics = RayMetrics(

@@ -42,7 +42,7 @@ def plain(model: str) -> list[tuple[list[dict[str, float]], torch.Tensor]]:
         (0, 2, 64, {}),
         (1, 2, 40, {}),
         (1, 3, 40, {}),
-        (2, 1, 64, {"compile": True}),
+        pytest.param(2, 1, 64, {"compile": True}, marks=pytest.mark.long),
         (2, 2, 4096, {}),
         (2, 3, 4096, {}),
         (3, 2, 64, {}),

@@ -253,6 +253,7 @@ def trap(completion):
     assert len({v.score for v in verdicts}) == 5
 
 
+@pytest.mark.long
 def test_a_slow_import_is_waited_for_once_and_not_after_a_kill(pool: Callable[..., RewardPool], tmp_path: Path) -> None:
     imported = tmp_path / "imported"
     started = pool(f"""
@@ -301,6 +302,7 @@ def judge_one_by_one(pool: RewardPool, count: int) -> None:
     assert [part.result()[0].score for part in parts] == [1.0] * count
 
 
+@pytest.mark.long
 def test_verdicts_cost_little_more_than_empty_calls_of_ray(
     pool: Callable[..., RewardPool], start_worker: Callable[[str], Any], ray: Any, tmp_path: Path
 ) -> None:

@@ -88,6 +88,7 @@ def test_prompts_are_copied_in_engines_inside_their_actors(tiny: Callable[..., C
     assert not copies("rollout.tensor_parallel=2")
 
 
+@pytest.mark.long
 def test_vllm_accepts_more_sequences_than_its_default_batched_tokens(tiny: Callable[..., Config], model: str) -> None:
     settings = [engine_arguments(tiny(f"rollout.max_sequences={n}"), model, "ipc", 64) for n in (2048, 2049, 5000)]
     done = run_script(CREATE_CONFIGS, [{k: v for k, v in s.items() if k != "kernel_config"} for s in settings])

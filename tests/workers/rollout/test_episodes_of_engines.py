@@ -69,7 +69,9 @@ class Run:
         self.samples: list[Sample] = []
         self.error: BaseException | None = None
         workers: Any = SimpleNamespace(
-            lock=threading.RLock(), actors={f"rollout-{i}": engine for i, engine in enumerate(self.engines)}
+            lock=threading.RLock(),
+            actors={f"rollout-{i}": engine for i, engine in enumerate(self.engines)},
+            under_way=[],
         )
 
         def replace(lost: Any, actors: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 from engine_script import run_script
 
 from rlsys.config.schema import Config
@@ -32,6 +33,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_a_call_that_ends_late_does_not_abort_the_same_request_of_the_next(
     tiny: Callable[..., Config], model: str
 ) -> None:

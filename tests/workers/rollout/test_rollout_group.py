@@ -51,7 +51,9 @@ def generate_without_rest(group: RolloutGroup, requests: list[Request]) -> Itera
 
 
 @pytest.mark.parametrize(
-    "options", [TWO_ENGINES, COMPILED, THREADED], ids=["two engines", "a compiled one", "two threads"]
+    "options",
+    [TWO_ENGINES, pytest.param(COMPILED, marks=pytest.mark.long), THREADED],
+    ids=["two engines", "a compiled one", "two threads"],
 )
 def test_samples_have_the_policys_logprobs_and_depend_on_their_seed_alone(
     engines: Callable[..., RolloutGroup],

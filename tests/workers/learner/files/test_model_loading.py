@@ -110,7 +110,12 @@ print("dtypes", {str(p.dtype) for p in packed.parameters()}, "partitioned", {has
 
 @pytest.mark.parametrize("drop", [False, True])
 @pytest.mark.parametrize(
-    ("safetensors", "lora"), [(True, []), (False, []), (True, ["policy.lora={rank: 2, alpha: 4, targets: [q_proj]}"])]
+    ("safetensors", "lora"),
+    [
+        (True, []),
+        pytest.param(False, [], marks=pytest.mark.long),
+        pytest.param(True, ["policy.lora={rank: 2, alpha: 4, targets: [q_proj]}"], marks=pytest.mark.long),
+    ],
 )
 def test_a_model_in_half_precision_is_proved_in_float32_before_zero_3_takes_it_over(
     tmp_path: Path, safetensors: bool, lora: list[str], drop: bool
