@@ -25,7 +25,7 @@ def describe_missing_bos(path: str, form: PromptFormat, tokenizer: Any, tokens: 
 
 
 def expects_bos(tokenizer: Any) -> bool:
-    """True if the tokenizer, or its chat template, puts a BOS token before a text."""
+    """Returns whether the tokenizer, or its chat template, puts a BOS token before a text."""
     if tokenizer.bos_token_id is None:
         return False
     return tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id] or chat_begins_with_bos(tokenizer)

@@ -105,7 +105,7 @@ class PromptRenderer:
         return text
 
     def describe_row(self, fields: dict[str, Any]) -> RenderedPrompt:
-        """The prompt of a row that an episode is played on, for people; without one, the row itself."""
+        """Returns the prompt of a row that an episode is played on, for people; without one, the row itself."""
         try:
             prompt = find_prompt(fields, self.form.prompt_key)
         except UnusableRow:
@@ -186,7 +186,7 @@ def require_no_answer(prompt: list[Message], form: PromptFormat) -> None:
 
 
 def shows(text: str, part: str) -> bool:
-    """True if a text contains another, whatever spaces a template trims or adds, and however it quotes it."""
+    """Returns whether a text contains another, whatever spaces a template trims or adds, and however it quotes it."""
     quoted = json.dumps(part, ensure_ascii=False)[1:-1]
     return any(without_spaces(form) in without_spaces(text) for form in (part, quoted))
 

@@ -38,7 +38,7 @@ def find_whole_calls(text: str, tool_parser: str, finish: str) -> WholeCalls | N
 
 
 def whole_marks(text: str, finish: str, mark: str, close: str = "") -> WholeCalls:
-    """A stop string, such as `mark` itself, may keep a part of `close` back."""
+    """Finds the calls up to the last `mark`. A stop string, such as `mark` itself, may keep a part of `close` back."""
     before, found, after = text.rpartition(mark)
     if (
         finish == "stop"

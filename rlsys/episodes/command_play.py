@@ -115,7 +115,7 @@ def fill(word: str, row: dict[str, Any]) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A prompt of a single message is its text."""
+    """Reads a prompt: that of a single message is its text."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and "content" in value[0]:

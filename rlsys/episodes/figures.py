@@ -30,7 +30,7 @@ def episode_figures(samples: Sequence[Sample], failed: Sequence[Sample] = ()) ->
 
 
 def cut_figures(episodes: Sequence[Episode]) -> Metrics:
-    """The share of turns that the limit cut, of those after which the episode went on. Empty without any."""
+    """Returns the share of turns that the limit cut, of those after which the episode went on. Empty without any."""
     turns = [message for episode in episodes for message in model_messages(episode)[:-1]]
     return {"episode/turns_cut": fmean([m.get("finish") == "length" for m in turns])} if turns else {}
 
@@ -73,6 +73,6 @@ def call_figures(episodes: Sequence[Episode]) -> Metrics:
 
 
 def model_messages(episode: Episode) -> list[dict[str, Any]]:
-    """The messages of the model's turns. An environment may write answers too, as examples before the first turn."""
+    """Returns the messages of the model's turns. An environment may write answers too, as examples before the first."""
     answers = [m for m in episode.messages if m["role"] == "assistant" and not m.get("unknown")]
     return answers[max(0, len(answers) - len(episode.turn_scores)) :]

@@ -85,7 +85,7 @@ def suggest_tool_parser(model_config: dict[str, Any], chat_template: str) -> str
 
 
 def known_tool_parsers() -> list[str]:
-    """The parsers of the installed vLLM, which is read and not imported. Empty if there is none."""
+    """Returns the parsers of the installed vLLM, which is read and not imported. Empty if there is none."""
     return read_names("tool_parsers/__init__.py", "_TOOL_PARSERS_TO_REGISTER")
 
 

@@ -94,7 +94,7 @@ class Player:
         return self.equipment.reader(tools).parse(turn.tokens, turn.finish, number, turn.logprobs)
 
     def read_verdict(self, returned: Any, ask: EpisodeAsk) -> Verdict | None:
-        """What the function returned, with the scores of turns. None: it leaves the score to the reward functions."""
+        """Reads what the function returned, with the scores of turns. None: it leaves the score to reward functions."""
         if not ask.replies:
             return invalid_verdict(f"{self.name} returned without a reply of the model.")
         if wrong := next((r for r in ask.replies if not is_number(r.turn_score)), None):

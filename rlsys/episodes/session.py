@@ -65,7 +65,7 @@ class Session(EpisodeAsk):
         return question
 
     def is_beginning(self, turn: HeldTurn, forms: list[Any], tools: Sequence[dict[str, Any]]) -> bool:
-        """True if a request goes on with the conversation up to this turn."""
+        """Returns whether a request goes on with the conversation up to this turn."""
         conversation = turn.question.conversation
         if turn not in self.forms:
             self.forms[turn] = [comparable(message) for message in conversation.messages]
@@ -99,7 +99,7 @@ class Session(EpisodeAsk):
         return reply
 
     def require_turns_left(self) -> None:
-        """A program may go on with a shorter conversation than one that was too long."""
+        """Lets a program go on with a shorter conversation than one that was too long."""
         if self.over == "window":
             self.over = ""
         super().require_turns_left()
@@ -129,7 +129,7 @@ def look_at(task: "asyncio.Task[HeldTurn]") -> None:
 
 
 def comparable(message: Message) -> tuple[Any, ...]:
-    """What programs keep of a message: neither spaces around it, nor reasoning, nor the form of arguments."""
+    """Returns what programs keep of a message: neither spaces around it, nor reasoning, nor the form of arguments."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     arguments = [(call["name"], canonical(call.get("arguments"))) for call in calls]
     return message["role"], (message.get("content") or "").strip(), tuple(arguments)
@@ -145,7 +145,7 @@ def canonical(arguments: Any) -> str:
 
 
 def has_ids(turn: HeldTurn, messages: list[Message]) -> bool:
-    """True if the calls of this turn, whose text another turn may have as well, have its ids."""
+    """Returns whether the calls of this turn, whose text another turn may have as well, have its ids."""
     known = turn.question.conversation.messages
     return call_ids(known[-1]) == call_ids(messages[len(known) - 1])
 

@@ -69,7 +69,7 @@ class EpisodeSettings:
 
 
 def play_of(config: Config, source: DataSource) -> str:
-    """The function that plays the rows of a data set; empty: they ask for single answers."""
+    """Returns the function that plays the rows of a data set; empty: they ask for single answers."""
     return source.episode or config.episode.play or (TOOL_PLAY if config.episode.tools else "")
 
 

@@ -154,7 +154,7 @@ class ConversationTemplate:
                 raise TemplateError(f"the chat template drops messages of the role `{role}`: use the role `user`")
 
     def drops(self, role: str, first: bool = False) -> bool:
-        """True if the template leaves out messages of this role, without an error."""
+        """Returns whether the template leaves out messages of this role, without an error."""
         if (role, first) not in self._dropped:
             probe, answer = {"role": role, "content": PROBE}, {"role": "assistant", "content": "b"}
             try:

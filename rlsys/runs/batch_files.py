@@ -102,7 +102,7 @@ def read_batch(target: Path) -> Batch:
 
 
 def answers(sample: Sample) -> list[tuple[int, list[int], int | None]]:
-    """What the environment said, as JSON has it."""
+    """Returns what the environment said, in JSON's form."""
     return [(o.at, o.tokens.tolist(), o.after) for o in sample.observations]
 
 

@@ -60,5 +60,5 @@ class Checkpointing:
         return self.files.last_step
 
     def older_weights(self) -> dict[str, str]:
-        """The newest checkpoint's model directory, by what it is: engines may still have those weights."""
+        """Returns the newest checkpoint's model directory, by what it is: engines may still have those weights."""
         return {f"the checkpoint of step {step}": str(path / "model") for step, path in self.files.list_all()[-1:]}

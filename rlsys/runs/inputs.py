@@ -64,7 +64,7 @@ def hash_inputs(config: Config, changeable: tuple[str, ...]) -> dict[str, Files]
 
 
 def find_model_folder(path: str) -> Path | None:
-    """The directory of a model, or the snapshot of a hub name that would be loaded; None if neither is here."""
+    """Returns the directory of a model, or the snapshot of a hub name that would be loaded; None if neither is here."""
     if not path or path.startswith("builtin:"):
         return None
     if (folder := Path(path).expanduser()).is_dir():
@@ -178,7 +178,7 @@ def describe_changed_rows(name: str, before: Rows, now: Rows) -> str:
 
 
 def count_missing(rows: Rows, others: Rows) -> int:
-    """How many of `rows` are not among `others`, which may repeat."""
+    """Returns how many of `rows` are not among `others`, which may repeat."""
     values, counts = np.unique(rows, return_counts=True)
     other_values, other_counts = np.unique(others, return_counts=True)
     present = dict(zip(other_values.tolist(), other_counts.tolist(), strict=True))

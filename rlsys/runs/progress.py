@@ -142,7 +142,7 @@ class Progress:
 
 
 def is_copyable(text: str) -> bool:
-    """True if the text has an address or a command, which a line break would spoil."""
+    """Returns whether the text has an address or a command, which a line break would spoil."""
     return "://" in text or "`" in text
 
 

@@ -35,7 +35,7 @@ def lock_run(folder: Path) -> IO[str]:
 
 
 def identity(pid: int) -> str:
-    """A process as no other was or will be: its host, its number, and when it started. Without a start it has ended."""
+    """Names a process as no other: by its host, its number, and when it started. Without a start it has ended."""
     try:
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

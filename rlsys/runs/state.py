@@ -23,7 +23,7 @@ class RunState:
     critic_skips: SkippedInARow = field(default_factory=SkippedInARow)
 
     def after(self, step: int, batch: Batch, **changes: Any) -> "RunState":
-        """The state once `step` has been trained on `batch`."""
+        """Returns the state once `step` has been trained on `batch`."""
         return dataclasses.replace(self, step=step, position=batch.position, deferred=batch.deferred, **changes)
 
     def to_json(self) -> dict[str, Any]:

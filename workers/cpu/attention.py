@@ -21,7 +21,7 @@ class AttentionProbe:
         self.heads, self.head_size, self.dtype, self.block_size = heads, head_size, dtype, block_size
 
     def depends_on_history(self, tokens: int) -> bool:
-        """True if the result for a sequence of this length depends on how, or with which others, it was computed."""
+        """Returns whether the result for a sequence of this length depends on how, or with which others, it is computed."""
         suffix = min(SUFFIX_TOKENS, tokens)
         whole = self.run_attention([(tokens, tokens)])
         behind_prefix = self.run_attention([(tokens, suffix)])

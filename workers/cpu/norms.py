@@ -40,7 +40,7 @@ def supports_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_siz
 
 @functools.cache
 def rounds_to_nearest(dtype: torch.dtype) -> bool:
-    """True if the kernel rounds to the nearest number.
+    """Returns whether the kernel rounds to the nearest number.
 
     On a CPU without bfloat16 instructions, vLLM's kernel truncates.
     """

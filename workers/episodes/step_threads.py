@@ -28,11 +28,11 @@ class StepThreads(ThreadPoolExecutor):
         return future
 
     def are_lost(self, running: Container[int | None]) -> bool:
-        """True if half of these threads are busy for episodes that do not run any more, or too many others are left."""
+        """Returns whether half of these threads are busy for episodes that have ended, or too many others are left."""
         return self.lost(running) >= self.size / 2 or threading.active_count() > self.most
 
     def count_of(self, running: Container[int | None]) -> int:
-        """How many calls of these episodes have a thread or wait for one."""
+        """Returns how many calls of these episodes have a thread or wait for one."""
         return len(self.busy) - self.lost(running)
 
     def lost(self, running: Container[int | None]) -> int:

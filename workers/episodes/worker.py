@@ -13,7 +13,7 @@ from workers.start.worker_setup import setup_worker_process
 
 
 def ray_options(config: Config) -> dict[str, Any]:
-    """A thread for commands: Ray promises the order of calls to a single thread only, and a `Drop` must not overtake its
+    """Gives commands a thread: Ray promises the order of calls to a single thread only, and a `Drop` must not overtake its
     `Start`. And one for the events of each engine, and for that of a lost one, until it has ended."""
     return {"concurrency_groups": {"commands": 1, "events": 2 * config.rollout.engines}}
 

@@ -70,7 +70,7 @@ def find_process(info: ProcessInfo) -> psutil.Process | None:
 
 
 def is_worker(process: psutil.Process, log: str) -> bool:
-    """True if the process is of this user, and its output goes to the worker's log.
+    """Returns whether the process is of this user, and its output goes to the worker's log.
 
     Whoever can write to `logs` can put any process into a `.pid` file, but cannot change where that process writes.
     """

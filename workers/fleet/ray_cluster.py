@@ -70,7 +70,7 @@ def call_failed(error: RayError) -> CallFailed:
 
 
 def lost_with_its_node(error: RayError) -> bool:
-    """True if not the process alone was lost. That an actor does not answer may mean either."""
+    """Returns whether more than the process was lost. That an actor does not answer may mean either."""
     if isinstance(error, NodeDiedError) or "its node has died" in str(error):
         return True
     return isinstance(error, RayActorError) and error.preempted
@@ -99,5 +99,5 @@ def run_on_node(node: str, function: Callable[..., Any], *arguments: Any) -> Cal
 
 
 def concurrency_group(name: str) -> Callable[[Any], Any]:
-    """A decorator for an actor's method: calls of one group run in the order in which they were made."""
+    """Returns a decorator for an actor's method: calls of one group run in the order in which they were made."""
     return ray.method(concurrency_group=name)  # type: ignore[no-any-return]

@@ -92,7 +92,7 @@ class FrozenEngine:
 
 
 def frozen_config(c: Config) -> Config:
-    """The run's configuration, with what is the policy's engines' alone left out."""
+    """Returns the run's configuration, with what is the policy's engines' alone left out."""
     rollout = replace(c.rollout, tensor_parallel=1, stop=[], stop_token_ids=[], min_new_tokens=0)
     return replace(
         c,
@@ -103,7 +103,7 @@ def frozen_config(c: Config) -> Config:
 
 
 def frozen_arguments(c: Config, path: str, longest: int) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `EngineArgs`. The engine never gets other weights."""
+    """Returns keyword arguments of vLLM's `EngineArgs`. The engine never gets other weights."""
     arguments = engine_arguments(c, path, "", longest)
     return {n: v for n, v in arguments.items() if n not in ("weight_transfer_config", "worker_extension_cls")}
 

@@ -69,7 +69,7 @@ class Objective:
         return total
 
     def slopes(self, pack: Pack, factor: float) -> Slopes | None:
-        """The gradient of `factor` times the loss by some of a pack's outputs. None if it depends on the others."""
+        """Returns the gradient of `factor` times the loss by some outputs of a pack. None if it depends on the others."""
         if not self.by_token:
             return None
         columns = self.columns(pack)

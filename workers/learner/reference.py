@@ -81,7 +81,7 @@ class ReferenceWorker:
         self.move_away()
 
     def settings(self) -> PolicyConfig:
-        """The policy's settings, as far as they apply to a model that only scores."""
+        """Returns the policy's settings, as far as they apply to a model that only scores."""
         p = replace(self.config.policy, zero_stage=0, offload=[], sequence_parallel=1)
         return replace(p, zero_stage=3, compile=False) if self.split else p
 
@@ -124,7 +124,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def reference_number(name: str) -> list[int]:
-    """The rank of a worker's name."""
+    """Returns the rank of a worker's name."""
     return [int(name.partition("-")[2] or 0)]
 
 

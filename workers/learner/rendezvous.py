@@ -55,7 +55,7 @@ def prepare_network(device: str, ranks: int) -> str:
 
 
 def limit_of_waiting(timeout_s: float) -> timedelta:
-    """How long a rank waits for others: at least DeepSpeed's limit."""
+    """Returns how long a rank waits for others: at least DeepSpeed's limit."""
     from deepspeed.constants import default_pg_timeout
 
     return max(default_pg_timeout, timedelta(seconds=timeout_s))

@@ -63,7 +63,7 @@ class ZeroEngine:
             split_sequences(model.decoder, group)
 
     def largest(self, number: int) -> int:
-        """The largest number of all ranks."""
+        """Returns the largest number of all ranks."""
         import torch
 
         largest = torch.tensor(number, device=self.engine.device)

@@ -67,11 +67,11 @@ class ProcessSupervisor(ABC):
 
     @abstractmethod
     def has_work(self) -> bool:
-        """True if the process has been given work. Before, it needs no spare."""
+        """Returns whether the process has been given work. Before, it needs no spare."""
 
     @abstractmethod
     def next_deadline(self) -> float | None:
-        """The earliest deadline of the running work, by `time.monotonic`; None if nothing has a deadline."""
+        """Returns the earliest deadline of the running work, by `time.monotonic`; None if nothing has a deadline."""
 
     @abstractmethod
     def replace_overdue(self, now: float) -> None:

@@ -116,7 +116,7 @@ class Service:
 
 
 def explain_unsent(items: list[RewardItem], error: Exception) -> list[JudgeResult]:
-    """The results of a list that could not be sent: each sample is tried alone, and has failed if it was alone."""
+    """Tries each sample of a list that could not be sent alone. One that was alone has failed."""
     if len(items) > 1:
         return [replace(item, alone=True) for item in items]
     return [Verdict(None, failure="exception", detail=f"it cannot be sent to a reward process: {error!r}")]

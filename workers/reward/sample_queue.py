@@ -115,7 +115,7 @@ class SampleQueue:
         self.in_flight, self.thread, self.loop = {}, {}, {}
 
     def may_be_blocked(self, number: int) -> bool:
-        """True if another sample may block the event loop of this one: a blocking sample cannot report that it runs."""
+        """Returns whether another sample may block this one's event loop: a blocking sample cannot say that it runs."""
         return number in self.loop and len(self.in_flight) > 1
 
     def fail_all(self, error: Exception) -> None:

@@ -14,7 +14,7 @@ def register_architecture(model: str, trust_remote_code: bool) -> None:
 
 
 def keeps_state(model: str, trust_remote_code: bool) -> bool:
-    """True if vLLM keeps one state per sequence for some layers, such as Mamba's, instead of keys of every token."""
+    """Returns whether vLLM keeps one state per sequence for some layers, such as Mamba's, and not keys of each token."""
     from vllm.model_executor.models.interfaces import has_inner_state
 
     return any(has_inner_state(model_class) for _, model_class in find_classes(model, trust_remote_code))

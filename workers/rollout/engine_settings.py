@@ -51,7 +51,7 @@ def engine_environment(config: Config) -> dict[str, str]:
 
 
 def runs_in_process(config: Config) -> bool:
-    """True if the engine runs inside the actor."""
+    """Returns whether the engine runs inside the actor."""
     return config.cluster.device == "cpu" and config.rollout.tensor_parallel == 1
 
 
@@ -102,7 +102,7 @@ def engine_arguments(config: Config, model: str, backend: str, longest_sequence:
 
 
 def graph_sizes(sequences: int) -> list[int]:
-    """The numbers of sequences that have a CUDA graph: vLLM's usual ones, and on to all sequences."""
+    """Returns the numbers of sequences that have a CUDA graph: vLLM's usual ones, and on to all sequences."""
     return sorted({1, 2, 4, *range(8, 256, 8), *range(256, sequences, 16), sequences})
 
 

@@ -22,7 +22,7 @@ class Block:
     ranks: list[int] = field(default_factory=list)
 
     def logprobs_lists(self) -> Any:
-        """The log-probs as vLLM sends them, if there are any."""
+        """Returns the log-probs as vLLM sends them, if there are any."""
         import numpy as np
         from vllm.v1.outputs import LogprobsLists
 

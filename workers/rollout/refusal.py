@@ -24,7 +24,7 @@ def refusing_model(model: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What vLLM says, in one line, or where it failed without a word."""
+    """Returns what vLLM says, in one line, or where it failed without a word."""
     details = error.errors() if hasattr(error, "errors") else []
     first, *more = (str(details[0]["msg"]) if details else str(error)).strip().split("\n")
     text = f"{first} {more[0].strip()}" if first.endswith(":") and more else first
@@ -34,6 +34,6 @@ def reason(error: Exception) -> str:
 
 
 def where(error: Exception) -> str:
-    """The function that raised it, such as `Attention.forward`."""
+    """Returns the function that raised it, such as `Attention.forward`."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return frames[-1].f_code.co_qualname

@@ -133,7 +133,7 @@ class RolloutGroup:
                 self.start_calls("verify_weights", *expected)
 
     def replacements_paused(self) -> AbstractContextManager[object]:
-        """A lock: while it is held, no engine is replaced. Waits for a replacement under way."""
+        """Returns a lock: while it is held, no engine is replaced. Waits for a replacement under way."""
         return self.workers.lock
 
     def require_replayable_weights(self, lost: dict[str, WorkerLost]) -> None:

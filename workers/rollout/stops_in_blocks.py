@@ -65,7 +65,7 @@ class StopsInBlocks:
         return not known
 
     def search(self, name: str, request: Request, stops: Stops) -> tuple[StopSearch, int]:
-        """The search in a request, and the number of its tokens that were sampled before it was asked for."""
+        """Returns the search in a request, and the number of its tokens that were sampled before it was asked for."""
         begun = request.partial.tokens.tolist() if request.partial else []
         if name not in self.searches:
             self.searches[name] = StopSearch(self.processor.tokenizer, request, stops)

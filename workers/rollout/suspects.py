@@ -55,7 +55,7 @@ class Suspects:
         return []
 
     def takers(self, engines: Iterable[str], is_only: bool) -> list[str]:
-        """The engines that may take a part that waits."""
+        """Returns the engines that may take a part that waits."""
         return [name for name in engines if any(is_only or part.lost_by != name for part in self.parts)]
 
     def clear(self) -> None:
@@ -70,7 +70,7 @@ class Suspects:
             self.arrived_before.pop(key, None)
 
     def describe_cause(self) -> str:
-        """A sentence about a sample that was alone in too many lost engines; empty if none was."""
+        """Returns a sentence about a sample that was alone in too many lost engines; empty if none was."""
         for key, engines in self.alone.items():
             if len(engines) >= MAX_ATTEMPTS + self.innocent:
                 others = self.arrived - self.arrived_before[key]

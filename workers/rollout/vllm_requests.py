@@ -60,7 +60,7 @@ def prompt_tokens(request: Request) -> list[int]:
 
 
 def tokens_before(request: Request) -> int:
-    """The number of tokens of the completion that were sampled before."""
+    """Returns the number of tokens of the completion that were sampled before."""
     return len(request.partial.tokens) if request.partial else 0
 
 

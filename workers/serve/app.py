@@ -93,7 +93,7 @@ class App:
         return JSONResponse(self.card())
 
     def card(self) -> dict[str, Any]:
-        """The model as both dialects describe one."""
+        """Returns the model as both dialects describe one."""
         name = self.front.settings.name
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started))
         openai = {"id": name, "object": "model", "created": self.started, "owned_by": "rlsys"}
@@ -189,7 +189,7 @@ def parse_body(text: bytes) -> dict[str, Any]:
 
 
 def describe_validation(error: ValidationError) -> Refusal:
-    """The first of the errors; a field that may have several forms has one for each form."""
+    """Returns the first of the errors; a field that may have several forms has one for each form."""
     first = error.errors(include_url=False, include_context=False)[0]
     place = clean_loc_for_param(first["loc"])
     message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")

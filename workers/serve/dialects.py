@@ -41,7 +41,7 @@ async def named_events(events: AsyncIterator[Any]) -> AsyncIterator[str]:
 
 
 def read_error(event: str) -> Refusal | None:
-    """The error that an event tells of."""
+    """Returns the error that an event tells of."""
     data = event.partition("data: ")[2]
     error = json.loads(data).get("error") if data.startswith("{") else None
     return Refusal(error.get("code") or 500, error["message"], error.get("param")) if error else None

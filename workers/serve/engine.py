@@ -22,7 +22,7 @@ def serving_environment(config: Config) -> dict[str, str]:
 
 
 def serving_arguments(config: Config, model: str) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `EngineArgs`: the run's, but with vLLM's defaults where training needs something else."""
+    """Returns arguments of vLLM's `EngineArgs`: the run's, but vLLM's defaults where training needs something else."""
     arguments = engine_arguments(config, model, "", LONGEST)
     kept = {name: value for name, value in arguments.items() if name not in FOR_TRAINING}
     return kept | {
@@ -51,7 +51,7 @@ class ServingEngine:
         return self.engine.generate(tokens_input(tokens), params, request_id, **reasoning)
 
     def requests(self) -> int | None:
-        """How many are not finished; None: the engine has died."""
+        """Returns how many are not finished; None: the engine has died."""
         return None if self.engine.errored else int(self.engine.output_processor.get_num_unfinished_requests())
 
     def close(self) -> None:

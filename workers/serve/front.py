@@ -68,6 +68,6 @@ class Front:
 
 
 def plain_text_template(tokenizer: Any) -> str:
-    """The template of a model without one; a prompt begins as the tokenizer lets every text begin."""
+    """Returns the template of a model without one; a prompt begins as the tokenizer lets every text begin."""
     beginning = tokenizer.decode(tokenizer("").input_ids)
     return f"{{{{ {beginning!r} }}}}{PLAIN_TEXT}" if beginning else PLAIN_TEXT

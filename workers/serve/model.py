@@ -37,7 +37,7 @@ class ModelClient:
         self.renderer = renderer_from_config(config)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """A model takes any number of requests; an engine lets those wait for which it has no room."""
+        """Admits any number of requests: an engine lets those wait for which it has no room."""
 
     def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **options: Any

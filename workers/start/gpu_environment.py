@@ -10,14 +10,14 @@ from rlsys.config.schema import Config
 
 
 def rank_environment(c: Config) -> dict[str, str]:
-    """Environment variables of the ranks of policy, critic and reference."""
+    """Returns environment variables of the ranks of policy, critic and reference."""
     if c.cluster.device == "cpu":
         return {"OMP_NUM_THREADS": str(c.policy.threads)} | c.cluster.env
     return {"DS_ACCELERATOR": "cuda"} | allocator(c.cluster.placement == "separate") | c.cluster.env
 
 
 def shared_gpu_environment(c: Config) -> dict[str, str]:
-    """Environment variables of an engine, besides what vLLM needs."""
+    """Returns environment variables of an engine, besides what vLLM needs."""
     colocated = c.cluster.device == "gpu" and c.cluster.placement == "colocated"
     return (allocator(expandable=False) if colocated else {}) | c.cluster.env
 

@@ -12,7 +12,7 @@ from workers.sync.layout import NamedTensors
 
 
 def is_converted(model: Any) -> bool:
-    """True if some tensors have another form in files."""
+    """Returns whether some tensors have another form in files."""
     return bool(getattr(model, "_weight_conversions", None))
 
 

@@ -98,7 +98,7 @@ def _hash_all_unordered(flat: Tensor, dtype: torch.dtype | None) -> int:
 
 
 def has_kernel(tensor: Tensor) -> bool:
-    """True if `fingerprint_kernel.py` hashes tensors of this device."""
+    """Returns whether `fingerprint_kernel.py` hashes tensors of this device."""
     return tensor.is_cuda
 
 

@@ -47,7 +47,7 @@ class ShardedNcclEngine(NCCLWeightTransferEngine):
             os._exit(1)
 
     def load_buckets(self) -> None:
-        """A bucket is loaded, on this thread's stream, while the next one arrives on another.
+        """Loads a bucket, on this thread's stream, while the next one arrives on another.
 
         vLLM may keep tensors until those of later buckets complete their layer, so all loading is on one stream.
         """

@@ -216,7 +216,7 @@ class ParameterMap:
 
 
 def is_part_of_source(attention: Any, derived: Any, name: str) -> bool:
-    """True if latent attention computes with numbers of the kv_b_proj that is verified."""
+    """Returns whether latent attention computes with numbers of the kv_b_proj that is verified."""
     import torch
 
     sizes = [attention.qk_nope_head_dim, attention.v_head_dim]

@@ -46,7 +46,7 @@ class PolicyWeights:
         return {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] in ROUTER_BIASES}
 
     def base_tensors(self) -> dict[str, Any]:
-        """The model's own tensors by name, without adapters, which are sent as a part of the weights."""
+        """Returns the model's own tensors by name, without adapters, which are sent as a part of the weights."""
         from rlsys.forward.lora import is_adapter
 
         # Biases come first: vLLM unpacks tensors where they lie, so none in float32 may follow an odd number of bfloat16.
@@ -57,7 +57,7 @@ class PolicyWeights:
         return [entry for entries in self.sent_as.values() for entry in entries]
 
     def lie_as_sent(self) -> bool:
-        """True if all weights lie in this rank's memory whole, and in the dtype and the form that are sent."""
+        """Returns whether all weights lie in this rank's memory whole, and in the dtype and the form that are sent."""
         return not is_converted(self.model) and all(
             lies_as_sent(tensor, self.sent_as[name][0][1]) and not self.adapted_layer(name)
             for name, tensor in self.base_tensors().items()
@@ -88,7 +88,7 @@ class PolicyWeights:
         yield [(name, first, elements) for name, first, elements in local if len(elements)]
 
     def adapted_layer(self, parameter: str) -> Any:
-        """The layer whose weight the parameter is if it has an adapter, else None."""
+        """Returns the layer whose weight the parameter is if it has an adapter, else None."""
         from rlsys.forward.lora import LoraLinear
 
         module, _, kind = parameter.rpartition(".")

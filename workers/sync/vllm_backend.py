@@ -93,7 +93,7 @@ def name_partial_loaders() -> None:
 
 
 def can_load_in_place(model: Any) -> bool:
-    """True if weights can be written straight into the engine's parameters: no layer computes with a converted copy.
+    """Returns whether weights can be written straight into the engine's parameters: no layer converts a copy of them.
 
     On CPU this holds (`vllm_extension.keep_weights_plain`), except for quantized weights, experts and latent attention.
     """

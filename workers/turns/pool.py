@@ -155,7 +155,7 @@ class EpisodePool:
         return events
 
     def take_lost(self) -> list[LostLife]:
-        """What the driver is to replace."""
+        """Returns what the driver is to replace."""
         lost, self.lives.lost = self.lives.lost, []
         return lost
 

@@ -74,7 +74,7 @@ class TurnLoop:
         self.require_debtor()
 
     def take_turns(self) -> list[Request]:
-        """The turns that the engine samples from now on."""
+        """Returns the turns that the engine samples from now on."""
         ready = [r for r in self.to_sample if r.key not in self.sampled]  # else a dropped episode had the same
         self.to_sample = [r for r in self.to_sample if r.key in self.sampled]
         self.sampled |= {r.key for r in ready}

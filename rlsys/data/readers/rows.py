@@ -42,5 +42,5 @@ class BadRow:
 
 
 def has_bad_bytes(text: str) -> bool:
-    """True if the text was decoded with `surrogateescape` from bytes that are not UTF-8."""
+    """Returns whether the text was decoded with `surrogateescape` from bytes that are not UTF-8."""
     return not text.isascii() and bool(SURROGATE_ESCAPES.search(text))

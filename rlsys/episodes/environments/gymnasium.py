@@ -98,7 +98,7 @@ class Game:
         return f"{name_colors(self.env.render()).strip()}\nobservation: {text}" if self.renders else text
 
     def read_action(self, reply: str) -> Any:
-        """The last action that a reply names; None if it names none that is valid."""
+        """Returns the last action that a reply names; None if it names none that is valid."""
         space = self.space
         if kind_of(space) == "Text":
             return reply if space.contains(reply) else None
@@ -135,7 +135,7 @@ def kind_of(space: Any) -> str:
 
 
 def count_numbers(space: Any) -> int:
-    """How many numbers a value of the space has; a text counts as one."""
+    """Returns how many numbers a value of the space has; a text counts as one."""
     if kind_of(space) in ("Tuple", "Dict"):
         parts = space.spaces.values() if kind_of(space) == "Dict" else space.spaces
         return sum(map(count_numbers, parts))
@@ -148,7 +148,7 @@ def count_numbers(space: Any) -> int:
 
 
 def describe(space: Any, value: Any) -> str:
-    """A value as text.  Discrete: 14    Tuple: 14, 10, 0    Dict: door: 1, key: 0    Box: [0.5, -1]"""
+    """Returns a value as text.  Discrete: 14    Tuple: 14, 10, 0    Dict: door: 1, key: 0    Box: [0.5, -1]"""
     if kind_of(space) == "Tuple":
         return ", ".join(describe(s, v) for s, v in zip(space.spaces, value, strict=True))
     if kind_of(space) == "Dict":
@@ -169,7 +169,7 @@ def are_names(actions: Any) -> bool:
 
 
 def fit(dtype: Any, numbers: list[float]) -> bool:
-    """True if the type holds these numbers: none is too large, or has a fraction where it takes whole ones."""
+    """Returns whether the type holds these numbers: none is too large, or has a fraction where it takes whole ones."""
     import numpy as np
 
     if np.issubdtype(dtype, np.floating):

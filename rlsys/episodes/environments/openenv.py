@@ -88,7 +88,7 @@ def reach(url: str) -> None:
 
 @functools.lru_cache(maxsize=64)
 def action_schema(url: str) -> dict[str, Any]:
-    """What the server says about the fields of an action, as a JSON schema."""
+    """Returns what the server says about the fields of an action, as a JSON schema."""
     with urllib.request.urlopen(f"{url.rstrip('/')}/schema", timeout=TIMEOUT_S) as response:
         schema: dict[str, Any] = json.load(response)["action"]
     return schema

@@ -19,7 +19,7 @@ def import_package(module: str, spec: str, extra: str) -> Any:
 
 
 def row_seed(row: dict[str, Any]) -> int:
-    """The row's own `seed`; without one, a number that follows from the row."""
+    """Returns the row's own `seed`; without one, a number that follows from the row."""
     seed = row.get("seed")
     if seed is None:
         text = json.dumps(row, sort_keys=True, default=str)

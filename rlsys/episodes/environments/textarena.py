@@ -109,7 +109,7 @@ class Game:
 
 
 def advice(error: Exception) -> str:
-    """What to do about the number of players, which some games assert and others raise."""
+    """Returns what to do about the number of players, which some games assert and others raise."""
     if not isinstance(error, AssertionError) and "player" not in str(error).lower():
         return ""
     return OPPONENT

@@ -89,7 +89,7 @@ def text_of(message: Message) -> str:
 
 
 def completion(reply: Reply, model: str, number: int) -> dict[str, Any]:
-    """A reply as OpenAI's API would return it."""
+    """Returns a reply as OpenAI's API would return it."""
     message = {"role": "assistant", "content": reply.text}
     return {
         "id": f"turn-{number}",
@@ -102,7 +102,7 @@ def completion(reply: Reply, model: str, number: int) -> dict[str, Any]:
 
 
 async def run_episode(env: Any, task: Any, ask: Ask) -> tuple[Any, str]:
-    """The package's record of the episode, and the limit of ours that has ended it, if one has."""
+    """Returns the package's record of the episode, and the limit of ours that has ended it, if one has."""
     context = ModelContext(model="policy", client=EvalClientConfig(base_url="http://127.0.0.1:1/v1"))
     async with AskServer(ask) as server:
         env._interception = server

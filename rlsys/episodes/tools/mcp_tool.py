@@ -133,7 +133,7 @@ class McpServer:
             raise
 
     async def answers(self, client: Any) -> bool:
-        """True if the server still answers. If so, only the call has failed."""
+        """Returns whether the server still answers. If so, only the call has failed."""
         try:
             await asyncio.wait_for(client.list_tools(cache_mode="bypass"), ANSWER_S)
         except Exception:  # any error means no
@@ -177,7 +177,7 @@ class McpTool:
 
 
 def block_text(block: Any) -> str:
-    """A text, the text of an embedded file, or the name of what is no text."""
+    """Returns a text, the text of an embedded file, or the name of what is no text."""
     if block.type == "resource_link":
         return f"[{block.type} {block.uri}]"
     text = getattr(block.resource if block.type == "resource" else block, "text", None)  # a file may be binary

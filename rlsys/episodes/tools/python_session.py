@@ -82,7 +82,7 @@ class Session:
 
 
 def describe(error: BaseException) -> str:
-    """The traceback, from the first line of the code on."""
+    """Returns the traceback, from the first line of the code on."""
     report = traceback.TracebackException.from_exception(error)
     report.stack = traceback.StackSummary.from_list([f for f in report.stack if f.filename.startswith("<call")])
     return "".join(report.format())

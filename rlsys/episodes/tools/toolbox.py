@@ -39,7 +39,7 @@ class Toolbox:
         return tools
 
     async def schemas(self) -> list[Schema]:
-        """What the chat template shows of the tools, the same in all episodes."""
+        """Returns what the chat template shows of the tools, the same in all episodes."""
         tools = await self.open({})
         await close_all(tools)
         return [tool.schema for tool in tools]

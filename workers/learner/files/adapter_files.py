@@ -25,7 +25,7 @@ def peft_name(parameter: str) -> str:
 
 
 def base_fingerprint(lm: Any, read: Callable[[str, Tensor], Tensor] = lambda _, parameter: parameter) -> str:
-    """A hash of all weights but the adapters', rounded to bfloat16: it is the same in float32 and in bfloat16.
+    """Returns a hash of all weights but the adapters', rounded to bfloat16: it is the same in float32 and in bfloat16.
 
     With ZeRO 3 all ranks take part. `read`: returns the values of a parameter that is only described, by its name.
     """

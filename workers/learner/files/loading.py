@@ -156,7 +156,7 @@ def switch_off_randomness(options: Any) -> None:
 
 
 def with_randomness(settings: dict[str, Any], authors: dict[str, Any]) -> dict[str, Any]:
-    """A config.json with the rates that were switched off, as its authors had them."""
+    """Returns a config.json with the rates that were switched off, as its authors had them."""
     restored = dict(settings)
     for name, value in authors.items():
         if isinstance(value, dict) and isinstance(settings.get(name), dict):
@@ -223,7 +223,7 @@ def load_policy(config: Config, path: str) -> Any:
 
 
 def load_end_ids(config: Config, path: str) -> list[int]:
-    """The tokens that end a completion, by the model's files and the configuration."""
+    """Returns the tokens that end a completion, by the model's files and the configuration."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)

@@ -144,7 +144,7 @@ class ModelFiles:
 
 
 def find_sources(lm: Any, names: list[str]) -> list[Source]:
-    """Which tensors of the files become which parameters, as `from_pretrained` decides it."""
+    """Returns which tensors of the files become which parameters, as `from_pretrained` decides it."""
     expected, used = lm.state_dict(), lm._weight_conversions
     renamings = [entry for entry in used if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in used if isinstance(entry, WeightConverter)]

@@ -16,7 +16,7 @@ MAX_FILE = 5 * 10**9  # bytes
 
 
 def saved_tensors(lm: Any) -> dict[str, Tensor]:
-    """The model's parameters without adapters, tied ones once, and the buffers that belong into files."""
+    """Returns the model's parameters without adapters, tied ones once, and the buffers that belong into files."""
     saved = lm.state_dict().keys()
     buffers = {name: buffer for name, buffer in lm.named_buffers() if name in saved}
     return {name: p for name, p in lm.named_parameters() if not is_adapter(name)} | buffers
@@ -48,7 +48,7 @@ def split_into_files(tensors: Mapping[str, Any], limit: int) -> dict[str, list[s
 
 
 def describe_stored(lm: Any, name: str, tensor: Any) -> dict[str, Tensor]:
-    """What a tensor becomes in files, by name, without values."""
+    """Returns what a tensor becomes in files, by name, without values."""
     shape = getattr(tensor, "ds_shape", tensor.shape)
     return dict(to_disk_format(lm, name, torch.empty(shape, dtype=tensor.dtype, device="meta")))
 

@@ -78,7 +78,7 @@ def fill_part(parameter: Any, read: Callable[[int, int], Tensor]) -> None:
 
 
 def unfilled(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor that is never filled. In host memory its pages do not exist, and leave no holes in the heap."""
+    """Returns a tensor that is never filled. In host memory its pages do not exist, and leave no holes in the heap."""
     if device.type != "cpu" or not shape.numel():
         return torch.empty(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, shape.numel() * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -124,7 +124,7 @@ def gathering_layers(decoder: Any, head: Any = None) -> Iterator[None]:
 
 
 def layers_of(decoder: Any) -> list[nn.Module]:
-    """The decoder's layers, and what comes before and after them."""
+    """Returns the decoder's layers, and what comes before and after them."""
     return [layer for child in decoder.children() for layer in (child if isinstance(child, nn.ModuleList) else [child])]
 
 

@@ -61,7 +61,7 @@ def prove_layer(name: str, layer: LoraLinear, sent: Tensor, scale: float, inputs
 
 
 def gap(actual: Tensor, expected: Tensor, *formats: torch.dtype) -> float:
-    """The largest difference, as a multiple of what rounding to these formats may cause."""
+    """Returns the largest difference, as a multiple of what rounding to these formats may cause."""
     tolerance = max(TOLERANCE[format] for format in formats)
     return float((actual.float() - expected).abs().max() / (tolerance * expected.abs().max()))
 

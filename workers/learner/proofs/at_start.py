@@ -44,7 +44,7 @@ def prove_states(decoder: Any, forward_all: ForwardAll) -> None:
 
 
 def prove_for_zero_3(packed: Any, decoder: Any, lm: Any = None) -> None:
-    """The proof in float32 of a model that is loaded for ZeRO 3, before DeepSpeed gathers its parameters by itself.
+    """Proves in float32 a model that is loaded for ZeRO 3, before DeepSpeed gathers its parameters by itself.
 
     Without safetensors files the model is still whole, and nothing is gathered.
     """
@@ -59,7 +59,7 @@ def prove_for_zero_3(packed: Any, decoder: Any, lm: Any = None) -> None:
 
 
 def converts(model: Any) -> bool:
-    """True if the model computes in half precision, in which small differences are not seen, and its weights are whole."""
+    """Returns whether the model computes in half precision, which hides small differences, and its weights are whole."""
     weight = next(model.parameters())
     return weight.dtype != torch.float32 and not is_partitioned(weight)
 

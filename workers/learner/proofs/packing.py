@@ -62,7 +62,7 @@ def compare_packed(
 
 
 def proof_packs(vocabulary: int) -> tuple[Pack, list[Pack]]:
-    """Three sequences in one pack, and each in a pack of its own, in the order of the first."""
+    """Returns three sequences in one pack, and each in a pack of its own, in the order of the first."""
     random = np.random.default_rng(0)
 
     def tokens(count: int) -> Any:
@@ -124,7 +124,7 @@ def convert_in_forward(unit: nn.Module) -> list[Any]:
 def first_different_module(
     decoder: Any, packed: Compute, alone: Compute, tolerance: float, last: Pack, together: Pack
 ) -> str:
-    """The class of the first module that makes a difference for the last sequence of the pack; empty if none is found.
+    """Returns the class of the first module that makes a difference for the last sequence of the pack, or "".
 
     What goes into it is the same, and what comes out is not.
     """
@@ -145,7 +145,7 @@ def first_different_module(
 
 
 def record_calls(decoder: Any, run: Callable[[], object], count: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """What goes into each module and comes out, for the last `count` tokens, in the order in which modules finish."""
+    """Records what goes into each module and comes out, for the last `count` tokens, in the order in which they finish."""
     calls: dict[str, tuple[Tensor, Tensor]] = {}
 
     def record(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:

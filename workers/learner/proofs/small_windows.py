@@ -15,7 +15,7 @@ SMALL = 6  # tokens
 
 
 def computes_large_windows(decoder: Any) -> bool:
-    """True if every layer with a window handed it to attention in the last pass, and it is larger than `SMALL`.
+    """Returns whether every layer with a window handed it to attention in the last pass, and it is larger than `SMALL`.
 
     Windows that attention would refuse are left as they are: an error within a layer leaves ZeRO 3's weights gathered.
     """
@@ -44,7 +44,7 @@ def small_windows(decoder: Any) -> Iterator[None]:
 
 
 def window_attributes(decoder: Any) -> list[tuple[Any, str, int, int]]:
-    """What modules keep of the window, as `(module, attribute, value, value with a small window)`.
+    """Returns what modules keep of the window, as `(module, attribute, value, value with a small window)`.
 
     It is what differs in a decoder that is built for a small window. On the meta device it takes no memory.
     """
