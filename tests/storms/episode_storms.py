@@ -28,6 +28,7 @@ from workers.rollout.vllm_requests import prompt_tokens
 from workers.sync.weight_sync import WeightSync
 from workers.turns.engine_episodes import EngineEpisodes, Progress
 from workers.turns.episode_workers import EpisodeWorkers
+from workers.turns.messages import LINE_BITS
 from workers.turns.pool import Life
 
 sys.path.append(str(Path(__file__).parents[1] / "workers/episodes"))
@@ -148,6 +149,7 @@ class EpisodeActor(Worker):
         yield from ()
         require(4, self.runner, f"{self.name} has not started")
         self.runner.begin_line(engine, line)
+        self.news.give()  # the line that has ended
         self.go_on_playing()
 
     def events(self, line: int) -> Steps:
@@ -288,7 +290,11 @@ class Episodes(Engines):
             require(1, [*map(tuple, episode.messages)] == turns, f"{key}: played was {episode.messages}, not {turns}")
 
     def check_idle(self) -> None:
+        """What a lost engine began late ends as soon as its successor has something to do."""
+        engines = [actor for actor in self.actors.values() if isinstance(actor, WritingEngine)]
+        lines = {engine.episodes.line for engine in engines if engine.episodes}
         for name, actor in self.actors.items():
             if isinstance(actor, EpisodeActor) and not (actor.dead or actor.stalled or actor.faulty):
-                left = [*actor.runner.playing, *(played.start.number for played in actor.runner.waiting)]
+                plays = [*actor.runner.playing, *(played.start.number for played in actor.runner.waiting)]
+                left = [number for number in plays if number >> LINE_BITS in lines]
                 require(7, not left, f"{name} still plays {left}")
