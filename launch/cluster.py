@@ -70,11 +70,11 @@ class RunningCluster:
                 start()
         else:
             run_concurrently(starts)
-        if self.policy:
+        if self.policy and "rollout" in self.groups:
             self.policy.connect(self.rollout)
         if episode_workers := self.groups.get("episode"):
             self.rollout.play_with(episode_workers)
-        self.note(f"ready; weights travel by {self.transport}" if self.policy else "ready")
+        self.note(f"ready; weights travel by {self.transport}" if self.policy and "rollout" in self.groups else "ready")
         return self
 
     @property

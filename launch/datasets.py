@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlsys import data
-from rlsys.config.derived import max_new_tokens
+from rlsys.config.derived import evaluated_samples, max_new_tokens, shows_answers
 from rlsys.config.schema import Config, DataSource, HeldOutSource
 from rlsys.data import Dataset, DatasetPreparer, Origin, PromptFormat, PromptRows, SelectionRules, StoredDataset
 from rlsys.data.render import read_template
@@ -30,7 +30,7 @@ class LoadedDatasets:
 
     @property
     def longest_prompt(self) -> int:
-        held_out = [h.longest_sequence - h.max_new_tokens for h in self.held_out]
+        held_out = [h.longest_prompt for h in self.held_out]
         return max(self.train.longest_prompt, *held_out, 0)
 
 
@@ -58,7 +58,7 @@ def load(config: Config, tokenizer: Any, limits: ModelLimits, note: Note, folder
             note(remark)
     to_evaluate = [make_held_out(config, name, rows) for name, rows in zip(config.eval.datasets, held_out, strict=True)]
     trained = [
-        rows.longest_prompt + max_new_tokens(config, source)
+        rows.longest_prompt + (0 if shows_answers(config, source) else max_new_tokens(config, source))
         for source, rows in zip(config.data.train.values(), train, strict=True)
     ]
     longest = max(*trained, *(h.longest_sequence for h in to_evaluate), longest_episode(config, limits.window))
@@ -86,10 +86,10 @@ def origin(source: DataSource) -> Origin:
 
 def prompt_format(config: Config, source: DataSource) -> PromptFormat:
     """How rows become prompts: by the set's own options, and by those of `data` where it has none."""
-    names = [f.name for f in fields(PromptFormat) if f.name != "required"]
+    names = [f.name for f in fields(PromptFormat) if f.name not in ("required", "supervised")]
     own = {name: value for name in names if (value := getattr(source, name)) is not None}
     general = {name: getattr(config.data, name) for name in names}
-    return PromptFormat(**general | own, required=not play_of(config, source))
+    return PromptFormat(**general | own, required=not play_of(config, source), supervised=shows_answers(config, source))
 
 
 def describe_missing_end(config: Config, tokenizer: Any, end_ids: Sequence[int]) -> str:
@@ -103,9 +103,15 @@ def selection_rules(config: Config, source: DataSource, window: int) -> Selectio
     """How long a set's prompts may be, and what happens to rows that cannot be used."""
     limit, option = config.rollout.max_prompt_tokens, "rollout.max_prompt_tokens"
     new_tokens = max_new_tokens(config, source)
-    room = window - new_tokens if window else 1 << 30
+    room, why = (
+        window - new_tokens if window else 1 << 30,
+        f"the model's window of {window} less completions of {new_tokens}",
+    )
+    if shows_answers(config, source):  # a prompt and its answer go into a pack
+        limit, option = config.policy.tokens_per_pack, "policy.tokens_per_pack"
+        room, why = window or 1 << 30, f"the model's window of {window}"
     if not limit or room < limit:
-        limit, option = room, f"the model's window of {window} less completions of {new_tokens}"
+        limit, option = room, why
     if limit < 1:
         raise ConfigError(f"completions have {new_tokens} tokens, the model's window {window}: no room for a prompt.")
     in_training = 0 if isinstance(source, HeldOutSource) else source.max_new_tokens or 0
@@ -171,8 +177,9 @@ def mix_training_sets(config: Config, train: list[PromptRows], note: Note) -> Da
 
 def make_held_out(config: Config, name: str, rows: PromptRows) -> HeldOutSet:
     source = config.eval.datasets[name]
-    samples = config.eval.samples if source.samples is None else source.samples
     temperature = config.eval.temperature if source.temperature is None else source.temperature
     prompts = list(rows)  # held in memory: every evaluation reads all of it
     limit = max_new_tokens(config, source)
-    return HeldOutSet(name, prompts, samples, temperature, limit, config.eval.top_p, config.eval.top_k)
+    return HeldOutSet(
+        name, prompts, evaluated_samples(config, source), temperature, limit, config.eval.top_p, config.eval.top_k
+    )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlsys.config.derived import reference_names, runs_eagerly
+from rlsys.config.derived import has_engines, reference_names, runs_eagerly
 from rlsys.config.schema import Config
 from rlsys.episodes.settings import plays
 from rlsys.rewards.asking import engine_name
@@ -87,7 +87,7 @@ def list_reference_ranks(c: Config) -> list[Worker]:
 
 
 def list_engines(c: Config) -> list[Worker]:
-    engines, size = c.rollout.engines, c.rollout.tensor_parallel
+    engines, size = c.rollout.engines * has_engines(c), c.rollout.tensor_parallel
     reason = f"rollout.engines ({engines}) × rollout.tensor_parallel ({size})"
     return number_workers("rollout", engines, on_gpus(c, size), reason)
 
@@ -95,7 +95,7 @@ def list_engines(c: Config) -> list[Worker]:
 def list_reward_workers(c: Config) -> list[Worker]:
     """Those of the pool, and one for each reward model, which may have a GPU on a cluster that computes on CPUs."""
     workers = []
-    for number, service in enumerate(reward_services(c)):
+    for number, service in enumerate(reward_services(c) if has_engines(c) else []):
         first = next(name for functions in service.functions.values() for name in functions)
         reason = f"gpus ({service.gpus:g}) of reward model {first}"
         names = [worker_name(number, i) for i in range(service.workers)]
@@ -118,6 +118,9 @@ def label_frozen_engines(c: Config) -> str:
 
 
 def label_engines(c: Config) -> str:
+    """Nothing if the run has none."""
+    if not has_engines(c):
+        return ""
     with_graphs = " with CUDA graphs" if c.cluster.device == "gpu" else " with compiled layers"
     layers = "" if runs_eagerly(c) else with_graphs
     return f"{c.rollout.engines} rollout engines{of_threads(c.rollout.threads)}{layers}"
@@ -181,7 +184,7 @@ ROLES = {
         worker="workers.reward.pool:RewardWorker",
         group="workers.reward.pool:RewardPool",
         workers=list_reward_workers,
-        label=lambda c: f"{c.reward.workers} reward workers",
+        label=lambda c: f"{c.reward.workers} reward workers" if has_engines(c) else "",
         start=lambda facts: (),
         ray_options="workers.reward.pool:ray_options",
         too_large="A reward model computes on one GPU: give it gpus 1 or less.",

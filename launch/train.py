@@ -120,6 +120,7 @@ def run_training(
     try:
         tracking = Tracking(config, run.path, progress.note, run.record_event)
         with running_cluster(config, watchdog, advisers.choose_checkpointing) as cluster, tracking:
+            from rlsys.sampling.demonstrations import NoEngines
             from rlsys.trainer import Trainer
 
             run.record_event("start", ray=cluster.address, metrics=cluster.metrics_urls)
@@ -136,12 +137,13 @@ def run_training(
             run.record_inputs(config)
             assert cluster.policy is not None
             tracking.add_tracker("ray", make_ray_metrics(config, run, cluster))
+            no_engines = NoEngines()
             trainer = Trainer(
                 config,
                 train=prompts.train,
                 evals=prompts.held_out,
-                rollout=cluster.rollout,
-                rewards=cluster.judge,
+                rollout=cluster.groups.get("rollout", no_engines),
+                rewards=cluster.groups.get("reward", no_engines),
                 policy=cluster.policy,
                 reference=cluster.reference,
                 critic=cluster.critic,
@@ -176,20 +178,23 @@ def make_ray_metrics(config: Config, run: RunDirectory, cluster: "RunningCluster
     return partial(
         RayMetrics,
         samples=t.prompts_per_step * t.samples_per_prompt,
-        engines=cluster.rollout.samples_by_engine,
-        verdicts=cluster.rewards.waiting_samples,
+        engines=cluster.rollout.samples_by_engine if "rollout" in cluster.groups else dict,
+        verdicts=cluster.rewards.waiting_samples if "reward" in cluster.groups else int,
         restarts=sum(e["event"] == "restart" for e in events),
     )
 
 
 def print_summary(run: RunDirectory, console: Console) -> None:
     """Prints accuracy before and after, a few completions side by side, and where the run is."""
-    lines = [line for line in read_lines(run.path / "metrics.jsonl") if any(k.endswith("/accuracy") for k in line)]
+    evaluated = ("/accuracy", "/loss")
+    lines = [line for line in read_lines(run.path / "metrics.jsonl") if any(k.endswith(evaluated) for k in line)]
     console.print()
     if len(lines) > 1:
         first, last = lines[0], lines[-1]
         print_accuracies(first, last, console)
-        console.print(completions_table(run, int(first["step"]), int(last["step"])))
+        print_losses(first, last, console)
+        if any(key.endswith("/accuracy") for key in last):
+            console.print(completions_table(run, int(first["step"]), int(last["step"])))
     print_line(console, f"\nrun directory: {run.path}")
     print_line(console, f"look at it: rlsys report {run.path} --open", "dim")
     print_line(console, f"export the model: rlsys export {run.path} MODEL_DIRECTORY", "dim")
@@ -202,6 +207,14 @@ def print_accuracies(first: dict[str, Any], last: dict[str, Any], console: Conso
             before, after = format_scores([first[key], last[key]])
             measure = "accuracy" if "%" in before else "score"
             print_line(console, f"{source}: held-out {measure} {before} before, {after} after {last['step']} steps")
+
+
+def print_losses(first: dict[str, Any], last: dict[str, Any], console: Console) -> None:
+    for key in last:
+        if key in first and key.startswith("eval/") and key.endswith("/loss"):
+            source = key.removeprefix("eval/").removesuffix("/loss")
+            change = f"{first[key]:.4f} before, {last[key]:.4f} after {last['step']} steps"
+            print_line(console, f"{source}: held-out loss {change}")
 
 
 def completions_table(run: RunDirectory, first_step: int, last_step: int, rows: int = 5) -> Table:

@@ -71,6 +71,12 @@ def batch_metrics(batch: Batch, by_component: bool = False) -> Metrics:
     return metrics | component_metrics(batch) | episode_figures(batch.samples, [s for s, _ in batch.failed])
 
 
+def demonstration_metrics(batch: Batch) -> Metrics:
+    """Lengths of what supervised training learns."""
+    lengths = batch.lengths
+    return {"length/mean": float(lengths.mean()), "length/max": float(lengths.max()), "tokens": float(lengths.sum())}
+
+
 def component_metrics(batch: Batch) -> Metrics:
     """The mean of each reward component, if there are several."""
     names = sorted({name for components in batch.components for name in components})
@@ -168,8 +174,20 @@ def critic_metrics(updates: list[Metrics]) -> Metrics:
     return means | {"critic/lr": updates[-1]["lr"]}
 
 
+SAMPLED_ONLY = ("clip_fraction", "mismatch/", "update/zero_advantage")  # of no meaning where nothing was sampled
+
+
+def supervised_metrics(batch: Batch, credit: Credit, updates: StepUpdates) -> Metrics:
+    """All metrics of a supervised step except times."""
+    metrics = demonstration_metrics(batch) | update_metrics(updates.policy) | updates.counts
+    without = SAMPLED_ONLY if credit.columns.ref is not None else (*SAMPLED_ONLY, "kl")
+    return {name: value for name, value in metrics.items() if not name.startswith(without)}
+
+
 def step_metrics(step: int, batch: Batch, credit: Credit, updates: StepUpdates, *, by_component: bool) -> Metrics:
     """All metrics of a step except times and versions."""
+    if batch.is_shown:
+        return supervised_metrics(batch, credit, updates)
     return (
         batch_metrics(batch, by_component)
         | sampled_entropy(batch)

@@ -17,6 +17,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from itertools import takewhile
 
+from rlsys.config.derived import is_supervised
 from rlsys.config.schema import Config
 from rlsys.errors import NothingToLearn, TooManyRewardFailures
 from rlsys.threads import REAL
@@ -33,16 +34,18 @@ class SyncSchedule:
 
     ahead: int  # updates that may pass between the weights a batch starts with and its training
     every: int  # steps between syncs
+    samples: bool = True  # false: batches come from the data, and engines take weights for evaluations only
 
     @classmethod
     def from_config(cls, config: Config) -> "SyncSchedule":
         """Over-sampling gets one update less: a half-written sample is trained one step later than the others."""
         ahead = config.pipeline.max_lag - bool(config.rollout.oversample)
-        return cls(ahead, every=1 if config.pipeline.in_flight else max(1, ahead))
+        every = 1 if config.pipeline.in_flight else max(1, ahead)
+        return cls(ahead, every, samples=not is_supervised(config))
 
     def syncs_after(self, step: int) -> bool:
         """True if engines take the weights of this step."""
-        return self.version_after(step) == step
+        return self.samples and self.version_after(step) == step
 
     def version_after(self, step: int) -> int:
         """The weight version that batches are sampled from after this step."""

@@ -14,6 +14,7 @@ from rlsys import agreement
 from rlsys.algorithms import kl
 from rlsys.algorithms.credit import CreditAssignment
 from rlsys.batching.packing import pack
+from rlsys.config.derived import has_engines, is_supervised
 from rlsys.config.schema import Config
 from rlsys.data import Dataset
 from rlsys.errors import ConfigError, Disagreement, NothingToLearn, StepAbandoned, TooManyRewardFailures
@@ -31,6 +32,7 @@ from rlsys.runs.state import RunState
 from rlsys.runs.stopping import StopSignal
 from rlsys.runs.timeline import recorded, step_facts
 from rlsys.sampling.collector import Collector
+from rlsys.sampling.demonstrations import DemonstrationSource
 from rlsys.sampling.early_scoring import EarlyScoring
 from rlsys.sampling.source import BatchSource
 from rlsys.types import Batch, Metrics
@@ -72,10 +74,14 @@ class Trainer:
         pack_batch = partial(pack, tokens_per_pack=budget, pairs_per_token=cost, share_prompts=share_prompts)
         collector = Collector(rollout, rewards, seed=config.run.seed, reward=config.reward)
         self.scoring = EarlyScoring(config, policy, reference, critic, pack_batch, self.stop.threads)
-        self.batches = BatchSource(config, train.take, collector, self.scoring)
+        self.batches = (
+            DemonstrationSource(config, train.take)
+            if is_supervised(config)
+            else BatchSource(config, train.take, collector, self.scoring)
+        )
         self.credit = CreditAssignment(config, control_tokens)
         self.updates = Updates(config, policy, critic, pack_batch, log, control_tokens or ())
-        self.evaluator = Evaluator(config, evals, collector, log)
+        self.evaluator = Evaluator(config, evals, collector, log, policy, pack_batch)
         learners: list[Learner] = [policy, critic] if critic else [policy]
         if reference and config.reference.refresh_every:
             learners.append(reference)
@@ -89,8 +95,9 @@ class Trainer:
         Returns the last finished step; it is saved.
         """
         pending = self.restore()
-        self.sync(self.state.step)
-        self.check_agreement()
+        if has_engines(self.config):
+            self.sync(self.state.step)
+            self.check_agreement()
         if self.state.pending_metrics or self.state.step == 0:
             metrics = self.run_pending_evaluation()
             if self.evaluator.is_due(self.state.step) and (problem := self.state.best.explain_missing(metrics)):

@@ -25,6 +25,31 @@ TRUNCATIONS = (
 
 
 @dataclass(frozen=True)
+class Observation:
+    """What an environment answered: tokens that stand in a sample before the model's own token `at`.
+
+    The turn that follows continues the turn before it, or with `after` that turn of the sample: what came between is not
+    seen from there. -1: the prompt.
+    """
+
+    at: int
+    tokens: Ints
+    after: int | None = None
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What a row shows the model to write, in supervised training. `Demonstration("481625", tokens=[6, 10, 3, 8, 4, 7, 1])`
+
+    In a conversation, `observations` are what the others say between the assistant's turns.
+    """
+
+    text: str
+    tokens: Ints  # [C] those that are learned, with the end of each turn
+    observations: tuple[Observation, ...] = ()
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One row of data, ready to be sent to an engine.
 
@@ -40,6 +65,7 @@ class Prompt:
     rewards: str = ""  # the data set whose reward functions judge it; "": reward.functions
     max_new_tokens: int = 0  # the longest completion in training; 0: rollout.max_new_tokens
     play: str = ""  # the function that plays an episode on this row; then `tokens` is empty. "": a single answer
+    demonstration: Demonstration | None = None  # what it shows the model to write; None: nothing, the model samples
 
 
 @dataclass(frozen=True)
@@ -64,19 +90,6 @@ class Request:
     def key(self) -> tuple[str, int, int]:
         """Names it among all that are sampled at a time."""
         return self.uid, self.index, self.turn
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What an environment answered: tokens that stand in a sample before the model's own token `at`.
-
-    The turn that follows continues the turn before it, or with `after` that turn of the sample: what came between is not
-    seen from there. -1: the prompt.
-    """
-
-    at: int
-    tokens: Ints
-    after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -260,6 +273,11 @@ class Batch:
     dropped_groups: int = 0  # sampled groups that dynamic sampling replaced
     position: int = 0  # in the training data, after this batch
     deferred: tuple[int, ...] = ()  # earlier positions whose prompts come in a later batch
+
+    @property
+    def is_shown(self) -> bool:
+        """True if data showed the samples, in supervised training: nobody sampled or judged them."""
+        return not self.requested
 
     @property
     def lengths(self) -> NDArray[np.int64]:

@@ -5,7 +5,7 @@ Downloads nothing.
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from rlsys.episodes.settings import plays
 from rlsys.errors import ConfigError
 from rlsys.models.end_ids import read_end_ids
 from rlsys.models.lookup import find_config_file, limits_of_model
+from rlsys.sampling.demonstrations import demonstrated_sample
 from rlsys.tasks.builtin import TINY_MODELS
 
 SAMPLED_PROMPTS = 1000  # whose lengths are averaged
@@ -34,6 +35,7 @@ class PromptLengths(NamedTuple):
 
     longest: int  # of all sets
     mean: float  # of the first training prompts
+    answers: tuple[float, int] | None = None  # mean and longest of theirs, in supervised training
 
 
 def measure_prompts(config: Config) -> PromptLengths | str:
@@ -51,19 +53,22 @@ def measure_prompts(config: Config) -> PromptLengths | str:
     except ConfigError as error:
         return error.problems[0].removesuffix(".")
     prompts = loaded.train.take(0, SAMPLED_PROMPTS)
-    return PromptLengths(loaded.longest_prompt, fmean(len(p.tokens) for p in prompts))
+    answers = [len(p.demonstration.tokens) for p in prompts if p.demonstration]
+    shown = (fmean(answers), max(answers)) if answers else None
+    return PromptLengths(loaded.longest_prompt, fmean(len(p.tokens) for p in prompts), shown)
 
 
 class ShownPrompt(NamedTuple):
-    """The first prompt of a data set, as the model gets it, and what is odd about it."""
+    """One of the first prompts of a data set, as the model gets it, and what is odd about the first."""
 
     name: str
     text: str
     tokens: list[str]
     notes: list[str]
+    turns: list[tuple[list[str], list[str]]]  # what supervised training reads before each turn, and what it learns
 
 
-def first_prompts(config: Config) -> Iterator[ShownPrompt]:
+def first_prompts(config: Config, count: int = 1) -> Iterator[ShownPrompt]:
     """Prepares the first rows of each data set as a run would. Raises `ConfigError` for one that a run would refuse."""
     if (tokenizer := find_tokenizer(config)) is None:
         raise ConfigError(f"--show: the tokenizer of {config.model.path} is not on this machine.")
@@ -71,12 +76,25 @@ def first_prompts(config: Config) -> Iterator[ShownPrompt]:
     for name, source in datasets.named_sources(config):
         origin, form = datasets.origin(source), datasets.prompt_format(config, source)
         stored = DatasetPreparer(tokenizer, lambda _: None, limits.vocabulary).prepare_first(origin, form, SHOWN_ROWS)
-        first = select_rows(origin, stored, datasets.selection_rules(config, source, limits.window))[0]
-        tokens = [tokenizer.decode([token]) for token in first.tokens]
+        rows = select_rows(origin, stored, datasets.selection_rules(config, source, limits.window))
+        first = rows[0]
         bos = describe_missing_bos(source.path, form, tokenizer, first.tokens, first.messages is not None)
-        yield ShownPrompt(
-            name, first.text, tokens, [n for n in (*(stored.facts.notes or []), bos) if n and first.tokens]
-        )
+        notes = [n for n in (*(stored.facts.notes or []), bos) if n and first.tokens]
+        for number, prompt in enumerate(rows[:count]):
+            turns = demonstrated_sample(prompt, 0).turns if prompt.demonstration else []
+            each = [(texts(tokenizer, read), texts(tokenizer, learned)) for read, learned in turns]
+            tokens = texts(tokenizer, prompt.tokens)
+            yield ShownPrompt(
+                f"{name}: {f'prompt {number + 1}' if number else 'the first prompt'}",
+                prompt.text,
+                tokens,
+                notes if not number else [],
+                each,
+            )
+
+
+def texts(tokenizer: Any, tokens: Iterable[int]) -> list[str]:
+    return [tokenizer.decode([token]) for token in tokens]
 
 
 def find_missing_bos(config: Config) -> list[str]:

@@ -19,8 +19,8 @@ from rlsys.models.lookup import known_model_shape
 from rlsys.tracking.builtin import missing_libraries
 
 
-def validate(path: str, overrides: tuple[str, ...], console: Console, *, show: bool = False) -> None:
-    """Prints the arithmetic of a valid configuration. Raises `ConfigError` otherwise. `show`: the first prompts too."""
+def validate(path: str, overrides: tuple[str, ...], console: Console, *, show: int = 0) -> None:
+    """Prints the arithmetic of a valid configuration. Raises `ConfigError` otherwise. `show`: so many prompts too."""
     config = load_config(path, overrides)
     if problems := check(config, known_model_shape(config.model.path)):
         raise ConfigError(problems)
@@ -31,15 +31,19 @@ def validate(path: str, overrides: tuple[str, ...], console: Console, *, show: b
     for warning in [text for find in warnings for text in find(config)]:
         print_line(console, f"warning: {warning}", "yellow")
     if show:
-        print_prompts(config, console)
+        print_prompts(config, console, show)
 
 
-def print_prompts(config: Config, console: Console) -> None:
-    """The first prompt of each data set: its text, its tokens one by one, and what is odd about them."""
-    for prompt in first_prompts(config):
-        print_line(console, f"\n{prompt.name}: the first prompt, {len(prompt.tokens)} tokens", "bold")
+def print_prompts(config: Config, console: Console, count: int) -> None:
+    """The first prompts of each data set: text, tokens one by one, which of them are learned, and what is odd about them."""
+    for prompt in first_prompts(config, count):
+        print_line(console, f"\n{prompt.name}, {len(prompt.tokens)} tokens", "bold")
         print_line(console, prompt.text)
-        print_line(console, " ".join(repr(token) for token in prompt.tokens), "dim")
+        print_line(console, " ".join(map(repr, prompt.tokens)), "dim")
+        for read, learned in prompt.turns:
+            if read:
+                print_line(console, f"read, {len(read)} tokens: {' '.join(map(repr, read))}", "dim")
+            print_line(console, f"learned, {len(learned)} tokens: {' '.join(map(repr, learned))}", "green")
         for note in prompt.notes:
             print_line(console, f"warning: {note}", "yellow")
 

@@ -15,7 +15,7 @@ from rlsys.algorithms import advantages, entropy_control, kl, length_penalty, mo
 from rlsys.algorithms.entropy_control import TokenMask
 from rlsys.algorithms.gae import gae, whiten
 from rlsys.algorithms.turns import turn_rows
-from rlsys.config.derived import controlled_share, kl_estimator
+from rlsys.config.derived import controlled_share, is_supervised, kl_estimator
 from rlsys.config.methods import ADVANTAGES
 from rlsys.config.options import reject_unused_options, require_shape, select_options
 from rlsys.config.plugins import load_function, short_name
@@ -42,7 +42,7 @@ class CreditAssignment:
     def __init__(self, config: Config, control_tokens: Mapping[int, float] | None = None):
         """Takes `control_tokens`: the ids of algorithm.control_tokens, with the reward of a right answer after each."""
         self.config, self.control_tokens = config, control_tokens
-        self.with_critic = config.algorithm.advantage == "gae"
+        self.with_critic, self.supervised = config.algorithm.advantage == "gae", is_supervised(config)
         if not self.with_critic:
             self.estimator = load_function(config.algorithm.advantage, advantages.ESTIMATORS, "algorithm.advantage")
             reject_unused_options(self.estimator, config.algorithm, "advantage", ADVANTAGES)
@@ -50,6 +50,8 @@ class CreditAssignment:
 
     def __call__(self, step: int, batch: Batch, columns: Columns, kl_coef: float) -> Credit:
         """Assigns advantages. `columns` holds the scores this configuration needs: `old`, `ref`, `values`."""
+        if self.supervised:
+            return supervised_credit(batch, columns)
         lengths, by_component = torch.from_numpy(batch.lengths), self.config.algorithm.advantage == "gdpo"
         rewards = self.shuffle_rewards(step, self.component_rewards(batch) if by_component else batch.rewards)
         if self.control_tokens:
@@ -197,6 +199,14 @@ class CreditAssignment:
         rng = np.random.default_rng(derive_seed(self.config.run.seed, step, "clip_cov"))
         dropped = entropy_control.clip_cov(columns.old, columns.advantages, share=share, rng=rng)
         return replace(columns, advantages=np.where(dropped, np.float32(0), columns.advantages)), dropped
+
+
+def supervised_credit(batch: Batch, columns: Columns) -> Credit:
+    """Returns the advantage 1 for each token: the loss is then minus its log-prob."""
+    ones = np.ones(int(batch.lengths.sum()), dtype=np.float32)
+    return Credit(
+        replace(columns, advantages=ones), np.ones(len(batch.samples), np.float32), kl=None, length_penalty=0.0
+    )
 
 
 def component_names(batch: Batch) -> list[str]:

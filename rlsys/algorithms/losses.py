@@ -235,6 +235,12 @@ def reinforce(logprobs: Tensor, old: Tensor, advantages: Tensor, sequences: Tens
     return unclipped(-advantages * logprobs)
 
 
+@PolicyLoss
+def nll(logprobs: Tensor, old: Tensor, advantages: Tensor, sequences: Tensor) -> LossAndClip:
+    """Returns -A logprobs with A = 1: the loss of supervised training, on tokens that data shows and no policy sampled."""
+    return unclipped(-advantages * logprobs)
+
+
 def report_clip(function: Callable[..., Any]) -> Callable[..., LossAndClip]:
     """Makes any loss return a `LossAndClip`. A user's own loss reports no clipped tokens."""
     if isinstance(function, PolicyLoss):
@@ -290,4 +296,5 @@ LOSSES: dict[str, PolicyLoss] = {
     "sapo": sapo,
     "dppo_tv": dppo_tv,
     "reinforce": reinforce,
+    "nll": nll,
 }

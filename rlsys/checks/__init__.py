@@ -2,6 +2,7 @@
 
 values     each option by itself: choices and ranges, which the schema states next to the option
 methods    algorithm, correction, entropy, critic, reference
+supervised what supervised training does not take
 lora       policy.lora, model.adapter
 training   trainer, policy, overlong, dynamic_sampling
 sampling   rollout, pipeline
@@ -25,6 +26,7 @@ from rlsys.checks.methods import check_algorithm, check_correction, check_critic
 from rlsys.checks.model import check_model, check_model_fits
 from rlsys.checks.rewards import check_reward
 from rlsys.checks.sampling import check_pipeline, check_rollout
+from rlsys.checks.supervised import check_supervised
 from rlsys.checks.training import (
     check_dynamic_sampling,
     check_overlong,
@@ -44,6 +46,7 @@ SECTIONS = (
     *(check_values, check_algorithm, check_correction, check_trainer, check_dynamic_sampling, check_reference),
     *(check_entropy, check_critic, check_overlong, check_policy, check_schedule, check_rollout, check_pipeline),
     *(
+        check_supervised,
         check_sequence_parallel,
         check_reward,
         check_episode,

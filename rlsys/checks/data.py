@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlsys.config.derived import evaluated_samples, is_supervised
 from rlsys.config.schema import MIN_TEMPERATURE, Config, DataSource
 from rlsys.data.origin import Origin, locate_data
 from rlsys.errors import ConfigError
@@ -45,7 +46,8 @@ def check_limit(c: Config, name: str, source: DataSource) -> Iterator[str]:
 
 
 def check_eval(c: Config) -> Iterator[str]:
-    yield from check_sampling("eval", c.eval.samples, c.eval.temperature)
+    least = 0 if is_supervised(c) else 1
+    yield from check_sampling("eval", c.eval.samples, c.eval.temperature, least)
     yield from check_truncated_sampling(c)
     for name, source in c.eval.datasets.items():
         yield from check_source("eval.datasets", name, source)
@@ -54,14 +56,14 @@ def check_eval(c: Config) -> Iterator[str]:
         if source.max_new_tokens is not None and source.max_new_tokens < 1:
             yield f"eval.datasets.{name}.max_new_tokens is {source.max_new_tokens}; it must be greater than 0, or null."
         if source.samples is not None or source.temperature is not None:
-            samples = c.eval.samples if source.samples is None else source.samples
             temperature = c.eval.temperature if source.temperature is None else source.temperature
-            yield from check_sampling(f"eval.datasets.{name}", samples, temperature)
+            yield from check_sampling(f"eval.datasets.{name}", evaluated_samples(c, source), temperature, least)
 
 
-def check_sampling(key: str, samples: int, temperature: float) -> Iterator[str]:
-    if samples < 1:
-        yield f"{key}.samples is {samples}; it must be a whole number greater than 0."
+def check_sampling(key: str, samples: int, temperature: float, least: int) -> Iterator[str]:
+    """`least`: with 0 samples, as supervised training may have them, only losses are measured."""
+    if samples < least:
+        yield f"{key}.samples is {samples}; it must be a whole number {'of 0 or more' if least == 0 else 'greater than 0'}."
     elif not 0 <= temperature < math.inf:
         yield f"{key}.temperature is {temperature}; it must be a number of 0 or more."
     elif 0 < temperature < MIN_TEMPERATURE:

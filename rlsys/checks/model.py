@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlsys.checks.lora import check_targets
+from rlsys.config.derived import has_engines
 from rlsys.config.schema import Config
 from rlsys.forward.heads import sequence_parallel_problem
 from rlsys.models.known_shapes import BUILTIN_MODELS, look_up_shape
@@ -93,6 +94,8 @@ def check_heads(c: Config, model: ModelShape) -> Iterator[str]:
 
 
 def check_window(c: Config, window: int) -> Iterator[str]:
+    if not has_engines(c):
+        return
     prompt, limits = c.rollout.max_prompt_tokens, {"rollout.max_new_tokens": c.rollout.max_new_tokens}
     if c.eval.max_new_tokens and c.eval.datasets:
         limits["eval.max_new_tokens"] = c.eval.max_new_tokens

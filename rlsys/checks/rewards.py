@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from rlsys.config.derived import has_engines
 from rlsys.config.plugins import short_name
 from rlsys.config.schema import Config, RewardFunction
 from rlsys.episodes.environments import environment_name, is_environment
@@ -13,7 +14,7 @@ from rlsys.rewards.check import find_problems
 def check_reward(c: Config) -> Iterator[str]:
     own_of_train = [source.reward for source in c.data.train.values()]
     own_of_eval = [source.reward for source in c.eval.datasets.values()]
-    if not c.reward.functions and not plays(c) and not all([*own_of_train, *own_of_eval]):
+    if has_engines(c) and not c.reward.functions and not plays(c) and not all([*own_of_train, *own_of_eval]):
         yield "reward.functions is empty; name at least one, such as `reward.functions: {exact: 1.0}`."
     for key, functions in function_sets(c):
         yield from find_problems(key, functions)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rlsys.config.derived import is_supervised
 from rlsys.config.methods import ADVANTAGES, GROUP_RELATIVE
 from rlsys.config.schema import Config
 from rlsys.episodes.settings import play_of
@@ -19,7 +20,7 @@ def check_trainer(c: Config) -> Iterator[str]:
             f"({t.updates_per_step}) mini-batches of whole groups. Use updates_per_step {nearest}, "
             f"or prompts_per_step {-(-t.prompts_per_step // t.updates_per_step) * t.updates_per_step}."
         )
-    if c.algorithm.advantage in GROUP_RELATIVE and t.samples_per_prompt < 2:
+    if c.algorithm.advantage in GROUP_RELATIVE and t.samples_per_prompt < 2 and not is_supervised(c):
         yield (
             f"trainer.samples_per_prompt is {t.samples_per_prompt}; {c.algorithm.advantage} compares samples of one "
             "prompt and needs at least 2. With 1, algorithm.advantage may be reinforce_pp, remax, raw or gae."

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from rlsys.config.derived import has_reference_worker
+from rlsys.config.derived import has_engines, has_reference_worker
 from rlsys.config.loading import defaults, flatten
 from rlsys.config.schema import Config
 from rlsys.episodes.settings import TOOL_PLAY, plays, sources
@@ -31,6 +31,7 @@ NEEDS: tuple[Needs, ...] = (  # options, or sections that end with a dot; whethe
         lambda c: not plays(c) or TOOL_PLAY in plays(c),
         f"an episode played by `{TOOL_PLAY}`, the built-in function,",
     ),
+    (("rollout.", "reward."), has_engines, "an eval.samples above 0"),
     (("eval.",), lambda c: bool(c.eval.datasets), "eval.datasets"),
     (("rollout.kv_cache_mb",), lambda c: c.cluster.device == "cpu", "cluster.device cpu"),
     (("rollout.gpu_memory",), lambda c: c.cluster.device == "gpu", "cluster.device gpu"),

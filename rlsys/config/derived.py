@@ -9,6 +9,26 @@ SEQUENCE_LOSSES = ("gspo", "gmpo")  # one number per sequence, for all its token
 MEAN_OF_SEQUENCES = (*SEQUENCE_LOSSES, "sapo", "dcpo")  # published as a mean over sequences of means over their tokens
 
 
+def is_supervised(c: Config) -> bool:
+    """True if the policy learns the answers of the data. It samples in evaluations only."""
+    return c.algorithm.loss == "nll"
+
+
+def evaluated_samples(c: Config, source: HeldOutSource) -> int:
+    """Completions of each prompt of a held-out set. With 0, the loss on its answers is measured."""
+    return c.eval.samples if source.samples is None else source.samples
+
+
+def shows_answers(c: Config, source: DataSource) -> bool:
+    """True if the policy computes the log-probs of a set's own answers, to learn them or to measure its loss."""
+    return is_supervised(c) and not (isinstance(source, HeldOutSource) and evaluated_samples(c, source))
+
+
+def has_engines(c: Config) -> bool:
+    """True if anything is sampled."""
+    return not is_supervised(c) or any(evaluated_samples(c, source) for source in c.eval.datasets.values())
+
+
 def kl_estimator(c: Config) -> str:
     """The estimator of KL. In the reward its value weights the policy gradient, and only k1 has the right one."""
     if c.algorithm.kl != "auto":
@@ -39,6 +59,8 @@ def correction_method(c: Config) -> str:
     """The correction of samples that differ. A ratio to the engine's own log-probs needs none."""
     if c.correction.method != "auto":
         return c.correction.method
+    if is_supervised(c):
+        return "none"
     return "tis" if samples_differ(c) and c.algorithm.anchor == "old" else "none"
 
 
@@ -58,7 +80,7 @@ def scores_old(c: Config) -> bool:
     With one update per step, the forward pass of that update computes them anyway.
     """
     kl_in_reward = c.reference.kl_coef > 0 and c.reference.kl_in == "reward"
-    is_anchor = updates_of_step(c) > 1 and c.algorithm.anchor == "old"
+    is_anchor = updates_of_step(c) > 1 and c.algorithm.anchor == "old" and not is_supervised(c)
     return is_anchor or kl_in_reward or c.entropy.control != "none"
 
 

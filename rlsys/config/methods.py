@@ -30,6 +30,7 @@ LOSSES = {
     "sapo": ("tau_pos", "tau_neg"),
     "dppo_tv": ("clip_low", "clip_high", "max_ratio"),
     "reinforce": (),
+    "nll": (),
 }
 CORRECTIONS = {
     "tis": ("high",),
@@ -54,7 +55,7 @@ class AlgorithmConfig:
         "tokens", "samples", default=None
     )  # reinforce_pp: whether mean and deviation are over tokens or samples
     credit: str = one_of("episode", "turn")  # whether episodes are compared, or turns by the reward that followed each
-    loss: str = one_of(*LOSSES, user_function=True)  # policy loss
+    loss: str = one_of(*LOSSES, user_function=True)  # policy loss; nll: supervised, on the rows' own answers
     anchor: str = one_of("old", "rollout")  # the ratio is to the policy's log-probs before the step, or to the engine's
     clip_low: float | None = not_negative(None)  # how far below 1 the ratio is clipped (ppo_clip: 0.2)
     clip_high: float | None = not_negative(None)  # how far above 1 the ratio is clipped (ppo_clip: 0.2)

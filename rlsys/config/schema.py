@@ -94,7 +94,7 @@ class DataConfig:
         default_factory=lambda: {"builtin:zigzag": DataSource("builtin:zigzag")}
     )  # JSONL, JSON, CSV or parquet files, Hugging Face data sets (directory or hub name), builtin:<task>, reasoning_gym:<task>, verifiers:<taskset>
     prompt_key: str = "prompt"  # field with the prompt: a text or a list of chat messages; a.b is field b of field a
-    answer_key: str = "answer"  # field that reward functions receive as `answer`
+    answer_key: str = "answer"  # field that reward functions receive as `answer`, and supervised training learns
     system: str = ""  # system message for prompts without one; it turns a text prompt into a chat
     template: str = ""  # Jinja file that renders messages as text; empty: the tokenizer's own chat template
     as_chat: bool = False  # turn a text prompt into a user message and apply the chat template
@@ -242,7 +242,7 @@ class PipelineConfig:
 class EvalConfig:
     datasets: dict[str, HeldOutSource] = field(default_factory=dict)  # as in data.train, without weights
     every: int = not_negative(10)  # steps between evaluations; 0: only before the first step and after the last
-    samples: int = 1  # completions per prompt
+    samples: int = 1  # completions per prompt; 0, in supervised training: none, but the loss on the rows' answers
     temperature: float = 0.0  # 0: greedy; else 0.01 or more
     top_p: float = 1.0  # sample from the likeliest tokens that have this probability together; 1: from all
     top_k: int = -1  # sample from this many of the likeliest tokens; -1: from all

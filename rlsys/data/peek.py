@@ -5,7 +5,14 @@ from itertools import islice
 from rlsys.data.origin import Origin, locate_data
 from rlsys.data.readers import read_rows
 from rlsys.data.readers.rows import DataRow
-from rlsys.data.render import PromptFormat, UnusableRow, compile_template, find_prompt, require_no_answer
+from rlsys.data.render import (
+    PromptFormat,
+    UnusableRow,
+    compile_template,
+    find_prompt,
+    require_no_answer,
+    split_conversation,
+)
 from rlsys.errors import ConfigError
 
 MAX_ROWS = 100  # that are looked at, where bad ones may be skipped
@@ -23,7 +30,7 @@ def peek(origin: Origin, form: PromptFormat, on_bad_row: str = "error") -> None:
         try:
             if isinstance(row, DataRow):
                 if form.required and isinstance(prompt := find_prompt(row.fields, form.prompt_key), list):
-                    require_no_answer(prompt, form)
+                    require_no_answer(split_conversation(prompt)[0] if form.supervised else prompt, form)
                 return
             problems.append(str(row))
         except UnusableRow as error:

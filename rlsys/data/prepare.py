@@ -5,7 +5,7 @@ import datetime
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
@@ -14,6 +14,7 @@ from typing import Any
 
 from rlsys.data import cache
 from rlsys.data.cache import Note
+from rlsys.data.demonstrations import TurnText, sequence_of, to_stored, tokenize_turns, turn_texts
 from rlsys.data.origin import DataLocation, Origin, locate_data
 from rlsys.data.prompt_end import describe_end
 from rlsys.data.readers import read_rows
@@ -32,8 +33,9 @@ from rlsys.data.store import RowWriter, StoredDataset
 from rlsys.data.tokens import tokenize_prompts
 from rlsys.errors import ConfigError
 from rlsys.text import replace_surrogates
+from rlsys.types import Demonstration
 
-VERSION = 5  # of the stored form; data stored in another version is prepared again
+VERSION = 6  # of the stored form; data stored in another version is prepared again
 MAX_ROWS, MAX_CHARACTERS = 1000, 4_000_000  # that are tokenized together
 NOTE_INTERVAL_S = 10.0
 
@@ -115,6 +117,7 @@ class DatasetPreparer:
         batch: list[DataRow | BadRow],
     ) -> None:
         usable: list[tuple[DataRow, dict[str, Any], RenderedPrompt]] = []
+        turns: list[list[TurnText]] = []
         for row in batch:
             if isinstance(row, BadRow):
                 writer.add_bad(row)
@@ -122,32 +125,50 @@ class DatasetPreparer:
             try:
                 prompt = renderer(row.fields)
                 row_source = origin.source or str(row.fields.get("source") or default_source)
-                usable.append((row, make_record(row, prompt, row_source, renderer.form), prompt))
+                record = make_record(row, prompt, row_source, renderer.form)
+                if renderer.form.supervised:
+                    turns.append(turn_texts(renderer, row.fields, prompt))
+                usable.append((row, record, prompt))
             except UnusableRow as error:
                 writer.add_bad(BadRow(row.file, row.line, error.reason, error.detail))
             except RecursionError:
                 writer.add_bad(BadRow(row.file, row.line, "nested too deep", "the row is nested too deep."))
             except ConfigError as error:
                 raise ConfigError(f"{row.location}: {error}") from None
+        prompts = [prompt for _, _, prompt in usable]
+        tokenized = self.tokenize(prompts)
+        shown: Sequence[Demonstration | UnusableRow | None] = [None] * len(usable)
+        if renderer.form.supervised:
+            shown = tokenize_turns(self.tokenizer, prompts, tokenized, turns)
         records = []
-        tokenized = self.tokenize([prompt for _, _, prompt in usable])
-        for (row, record, prompt), tokens in zip(usable, tokenized, strict=True):
-            if not renderer.form.required:
-                records.append(record | {"tokens": [], "length": 0})
-            elif not tokens:
-                detail = f"the prompt {prompt.text[:80]!r} has no tokens."
-                writer.add_bad(BadRow(record["file"], record["line"], "without tokens", detail))
-            elif self.model_lacks_tokens and (unknown := max(tokens)) >= self.vocabulary:
-                detail = (
-                    f"the prompt has `{self.tokenizer.convert_ids_to_tokens(unknown)}`, token {unknown} of the tokenizer, and "
-                    f"the model's {self.vocabulary:,} tokens end at {self.vocabulary - 1}."
-                )
-                writer.add_bad(BadRow(record["file"], record["line"], "with tokens that the model lacks", detail))
-            else:
-                records.append(record | {"tokens": tokens, "length": len(tokens)})
-                if writer.facts.notes is None:
-                    writer.facts.notes = describe_end(origin.path, renderer, row.fields, prompt, tokens)
+        for (row, record, prompt), tokens, demonstration in zip(usable, tokenized, shown, strict=True):
+            try:
+                records.append(record | self.token_columns(renderer.form, prompt, tokens, demonstration))
+            except UnusableRow as error:
+                writer.add_bad(BadRow(row.file, row.line, error.reason, error.detail))
+                continue
+            if renderer.form.required and writer.facts.notes is None:
+                writer.facts.notes = describe_end(origin.path, renderer, row.fields, prompt, tokens)
         writer.add(records)
+
+    def token_columns(
+        self, form: PromptFormat, prompt: RenderedPrompt, tokens: list[int], shown: Demonstration | UnusableRow | None
+    ) -> dict[str, Any]:
+        if isinstance(shown, UnusableRow):
+            raise shown
+        if not form.required:
+            return {"tokens": [], "length": 0, "demonstration": None}
+        if not tokens:
+            raise UnusableRow("without tokens", f"the prompt {prompt.text[:80]!r} has no tokens.")
+        more = sequence_of(shown) if shown else []
+        if self.model_lacks_tokens and (unknown := max([*tokens, *more])) >= self.vocabulary:
+            raise UnusableRow(
+                "with tokens that the model lacks",
+                f"the {'row' if shown else 'prompt'} has `{self.tokenizer.convert_ids_to_tokens(unknown)}`, token {unknown} of "
+                f"the tokenizer, and the model's {self.vocabulary:,} tokens end at {self.vocabulary - 1}.",
+            )
+        length = len(tokens) + len(more)
+        return {"tokens": tokens, "length": length, "demonstration": to_stored(shown) if shown else None}
 
     def tokenize(self, prompts: list[RenderedPrompt]) -> list[list[int]]:
         tokens: list[list[int]] = [[] for _ in prompts]
@@ -160,7 +181,7 @@ class DatasetPreparer:
 
 
 def make_record(row: DataRow, prompt: RenderedPrompt, source: str, form: PromptFormat) -> dict[str, Any]:
-    """Returns the columns of `store.FIELDS`, without the prompt's length."""
+    """Returns the columns of `store.FIELDS` but those of tokens."""
     return {
         "file": row.file,
         "line": row.line,

@@ -39,6 +39,7 @@ class PromptFormat:
     required: bool = True  # false: a row without a prompt is good too, as an episode's function may make its own
     template_options: dict[str, Any] = field(default_factory=dict, hash=False)
     continue_final_message: bool = False  # of the assistant
+    supervised: bool = False  # the row also shows what to write, see `demonstrations`
 
 
 class UnusableRow(ValueError):
@@ -54,6 +55,7 @@ class RenderedPrompt:
     text: str
     messages: list[Message] | None  # the chat it was rendered from
     add_special_tokens: bool  # a template has written its own
+    rest: list[Message] | None = None  # of a conversation that supervised training learns
 
 
 class PromptRenderer:
@@ -68,7 +70,7 @@ class PromptRenderer:
     def __call__(self, fields: dict[str, Any]) -> RenderedPrompt:
         if not self.form.required:
             return self.describe_row(fields)
-        prompt = find_prompt(fields, self.form.prompt_key)
+        prompt, rest = find_prompt(fields, self.form.prompt_key), None
         if isinstance(prompt, str) and not (self.form.as_chat or self.form.system or self.form.template):
             if self.form.template_options:
                 raise ConfigError(
@@ -77,6 +79,8 @@ class PromptRenderer:
                 )
             return RenderedPrompt(prompt, None, True)
         if isinstance(prompt, list):
+            if self.form.supervised:
+                prompt, rest = split_conversation(prompt)
             require_no_answer(prompt, self.form)
             self.require_template("the prompt is a list of chat messages", "Use plain text prompts")
         else:
@@ -86,7 +90,7 @@ class PromptRenderer:
         text = self.render_open(messages, fields)
         _require_unicode(text)
         self.require_system_shown(messages, text)
-        return RenderedPrompt(text, messages, False)
+        return RenderedPrompt(text, messages, False, rest)
 
     def render_open(self, messages: list[Message], fields: dict[str, Any]) -> str:
         """Renders messages so that the model goes on: with the opening of its answer, or within its last message."""
@@ -273,15 +277,33 @@ def find_prompt(fields: dict[str, Any], key: str) -> str | list[Message]:
     if isinstance(prompt, str) and prompt.strip():
         _require_unicode(prompt)
         return prompt
-    if isinstance(prompt, list) and prompt and all(_is_message(m) for m in prompt):
-        messages = [drop_nulls(m) | {"content": message_text(m)} for m in prompt]
-        if any(m["content"] and m["content"].strip() for m in messages):
-            return messages
+    if isinstance(prompt, list) and (messages := find_messages(prompt)):
+        return messages
     value = None if prompt is MISSING else prompt
     raise UnusableRow(
         "not a prompt",
         f"a prompt is a text or a list of {{role, content}} messages, and not empty; this one is {repr(value)[:80]}.",
     )
+
+
+def find_messages(values: list[Any]) -> list[Message]:
+    """Returns a list of messages whose contents are texts; empty if the values are no messages, or all are empty."""
+    if not all(_is_message(value) for value in values):
+        return []
+    messages = [drop_nulls(m) | {"content": message_text(m)} for m in values]
+    return messages if any(m["content"] and m["content"].strip() for m in messages) else []
+
+
+def split_conversation(messages: list[Message]) -> tuple[list[Message], list[Message] | None]:
+    """Splits messages that end with the assistant's before the first answer to a question. Others are a prompt as a whole."""
+    if messages[-1]["role"] not in ANSWER_ROLES:
+        return messages, None
+    asked = False
+    for i, message in enumerate(messages):
+        if asked and message["role"] in ANSWER_ROLES:
+            return messages[:i], messages[i:]
+        asked = asked or message["role"] not in (*SYSTEM_ROLES, *ANSWER_ROLES)
+    raise UnusableRow("without a question", "the assistant's messages answer nobody: there is no message of the user.")
 
 
 def drop_nulls(value: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from rlsys.data.demonstrations import from_stored
 from rlsys.data.readers.rows import BadRow
 from rlsys.types import Prompt
 
@@ -25,11 +26,12 @@ FIELDS = {
     "line": "int64",
     "hash": "uint64",  # of the whole row: 48 bits
     "same": "uint64",  # of the prompt's text
-    "length": "int32",  # tokens
+    "length": "int32",  # tokens, with those of the demonstration
     "source": "string",
     "text": "string",
     "messages": "string",  # JSON, or null
     "row": "string",  # JSON
+    "demonstration": "string",  # see `demonstrations.to_stored`, or null
 }
 
 
@@ -139,7 +141,7 @@ class StoredDataset:
 
     facts: DatasetFacts
     records: RecordTable | list[dict[str, Any]]
-    lengths: NDArray[np.int32]  # [N] tokens of each prompt
+    lengths: NDArray[np.int32]  # [N] tokens of each prompt, with those of its demonstration
     hashes: NDArray[np.uint64]  # [N]
     text_hashes: NDArray[np.uint64]  # [N] a hash of each prompt's text
     first_bad: list[BadRow]
@@ -207,6 +209,7 @@ class PromptRows(Sequence[Prompt]):
             self.rewards,
             self.max_new_tokens,
             self.play,
+            from_stored(row["demonstration"]),
         )
 
 

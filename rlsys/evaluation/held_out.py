@@ -38,7 +38,11 @@ class HeldOutSet:
     @property
     def longest_sequence(self) -> int:
         """The length of the longest prompt with the longest completion, in tokens."""
-        return max(len(p.tokens) for p in self.prompts) + self.max_new_tokens
+        return self.longest_prompt + (self.max_new_tokens if self.samples else 0)
+
+    @property
+    def longest_prompt(self) -> int:
+        return max(len(p.tokens) for p in self.prompts)
 
     @property
     def plan(self) -> SamplingPlan:

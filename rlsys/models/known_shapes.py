@@ -17,6 +17,7 @@ def _shape(
 # layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary
 _SHAPES = (
     _shape("qwen2", "builtin:tiny", (2, 128, 4, 4, 32, 256, 13), tied=True, context=64),
+    _shape("qwen2", "builtin:untrained", (2, 128, 4, 4, 32, 256, 13), tied=True, context=64),
     _shape("qwen2", "builtin:two_modes", (2, 128, 4, 4, 32, 256, 16), tied=True, context=64),
     _shape("qwen2", "builtin:guess", (2, 128, 4, 4, 32, 256, 36), tied=True, context=64),
     _shape("qwen2", "builtin:calculator", (2, 128, 4, 4, 32, 256, 21), tied=True, context=64),

@@ -78,6 +78,8 @@ class Progress:
         self.last = step
         if any("episode/" in name for name in metrics):
             self.columns = EPISODE_COLUMNS
+        elif any(name == "loss" or name.endswith("/loss") for name in metrics) and "reward/mean" not in metrics:
+            self.columns = SUPERVISED_COLUMNS
         if value := accuracy_cell(metrics):
             self.accuracy = f"accuracy {value} at step {step}"
         with self.lock:
@@ -168,6 +170,12 @@ def accuracy_cell(metrics: Metrics) -> str:
     return format_scores([sum(values) / len(values)])[0] if values else ""
 
 
+def held_out_loss_cell(metrics: Metrics) -> str:
+    """Returns the mean loss over the held-out sets, if this step was evaluated."""
+    losses = [v for k, v in metrics.items() if k.startswith("eval/") and k.endswith("/loss") and k != "eval/all/loss"]
+    return f"{sum(losses) / len(losses):.4f}" if losses else ""
+
+
 def format_scores(scores: list[float]) -> list[str]:
     """Formats scores as percentages if all are between 0 and 1. Sums of several reward functions may not be."""
     shares = all(0 <= score <= 1 for score in scores)
@@ -210,5 +218,10 @@ EPISODE_COLUMNS = (
     Column("cut by", 11, limit_cell),
     *COLUMNS[2:],
 )
-PLAIN_COLUMNS = [c.name for c in EPISODE_COLUMNS[:10]]  # those that a plain line has
+SUPERVISED_COLUMNS = (
+    Column("loss", 7, metric_cell("loss", ".4f")),
+    Column("held-out", 8, held_out_loss_cell),
+    *(c for c in COLUMNS if c.name not in ("reward", "rollout", "verdict")),
+)
+PLAIN_COLUMNS = [c.name for c in (*EPISODE_COLUMNS[:10], *SUPERVISED_COLUMNS[:2])]  # those that a plain line has
 Note = Callable[[str], None]

@@ -1,9 +1,9 @@
 """Samples on disk: a parquet file per step and per evaluation, one row per sample, judged or not.
 
 uid index source prompt completion      the prompt, the sample's index in its group, and the completion
-reward advantage answer components      what the reward functions returned; reward is null where they failed
+reward advantage answer components      what the reward functions returned; reward is null where they failed, or had nothing to judge
 failure detail                          why they failed, and the first line of the error
-finish version tokens rollout_logprobs  how the engine sampled it
+finish version tokens rollout_logprobs  how the engine sampled it; log-probs are null in supervised training
 old_logprobs token_advantages           per token: the policy's log-probs before the step, and advantages. Null where
                                         none were computed, and where all tokens have the sample's advantage
 changes                                 [[token, version], …]: from that token on, it was sampled from newer weights
@@ -102,7 +102,7 @@ def make_rows(batch: Batch, advantages: Floats | None, per_token: Columns) -> li
         # With `reward.on_failure: score: x`, a sample has failed and has a score all the same.
         _, failure = failed.pop((sample.uid, sample.index), (sample, Verdict(None)))
         answer = batch.answers[i] if batch.answers else None
-        score, components = float(batch.rewards[i]), batch.components[i]
+        score, components = None if batch.is_shown else float(batch.rewards[i]), batch.components[i]
         verdict = Verdict(score, components, failure.failure, failure.detail, answer)
         advantage = None if advantages is None else float(advantages[i])
         rows.append(SampleRow(g, sample, verdict, advantage, old[i], token_advantages[i]))
@@ -135,7 +135,7 @@ def make_columns(batch: Batch, rows: list[SampleRow]) -> dict[str, Any]:
         "version": ([s.version for s in samples], integer),
         "changes": ([s.changes for s in samples], integer_lists),
         "tokens": ([s.tokens for s in samples], pa.list_(pa.int32())),
-        "rollout_logprobs": ([s.logprobs for s in samples], pa.list_(real)),
+        "rollout_logprobs": ([None if batch.is_shown else s.logprobs for s in samples], pa.list_(real)),
         "old_logprobs": ([row.old for row in rows], pa.list_(real)),
         "token_advantages": ([row.token_advantages for row in rows], pa.list_(real)),
         "rewards": ([p.rewards for p in prompts], text),

@@ -19,6 +19,7 @@ class BuiltinModel:
 
 TINY_MODELS = {
     "builtin:tiny": BuiltinModel(zigzag.model_folder, zigzag.make_tokenizer, zigzag.SYMBOLS),
+    "builtin:untrained": BuiltinModel(zigzag.untrained_folder, zigzag.make_tokenizer, zigzag.SYMBOLS),
     "builtin:two_modes": BuiltinModel(two_modes.model_folder, two_modes.make_tokenizer, two_modes.SYMBOLS),
     "builtin:guess": BuiltinModel(guess.model_folder, guess.make_tokenizer, guess.SYMBOLS),
     "builtin:calculator": BuiltinModel(calculator.model_folder, calculator.make_tokenizer, calculator.SYMBOLS),
@@ -35,6 +36,8 @@ def seeds(name: str) -> list[dict[str, Any]]:
 ROWS: dict[str, Callable[[str], list[dict[str, Any]]]] = {  # of builtin:<name>
     "zigzag": zigzag.rows,
     "zigzag_heldout": zigzag.rows,
+    "copy": zigzag.rows,
+    "copy_heldout": zigzag.rows,
     "basics": basics.rows,
     "basics_heldout": basics.rows,
     "two_modes": two_modes.rows,

@@ -24,6 +24,7 @@ SYMBOLS = ["<pad>", "<eos>", *"0123456789", ">"]
 HELD_OUT_SETS = 29  # of the 210 sets of six digits; never seen in warm start or training
 HELD_OUT_PROMPTS = 256
 TRAIN_PROMPTS = 4096
+COPY_ROWS = 16384
 
 
 def is_zigzag(text: str) -> bool:
@@ -39,13 +40,30 @@ def digit_sets(held_out: bool) -> list[str]:
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """The rows of `builtin:zigzag` and `builtin:zigzag_heldout`."""
+    """The rows of `builtin:zigzag`, `builtin:zigzag_heldout`, and `builtin:copy` and `copy_heldout`, which have answers."""
+    if name.startswith("copy"):
+        return copy_rows(name)
     held_out = name == "zigzag_heldout"
     rng, sets = random.Random(name), digit_sets(held_out)
     orders = {"".join(rng.sample(rng.choice(sets), DIGITS)) for _ in range(2 * TRAIN_PROMPTS)}
     prompts = sorted(orders)
     rng.shuffle(prompts)
     return [{"prompt": p + ">", "source": "zigzag"} for p in prompts[: HELD_OUT_PROMPTS if held_out else TRAIN_PROMPTS]]
+
+
+def copy_rows(name: str) -> list[dict[str, Any]]:
+    """Shows the digits of a prompt in any order, as the warm start does."""
+    held_out = name == "copy_heldout"
+    rng, sets = random.Random(name), digit_sets(held_out)
+    pairs = [(rng.sample(digits, DIGITS), rng.sample(digits, DIGITS)) for digits in rng.choices(sets, k=COPY_ROWS)]
+    shown = pairs[: HELD_OUT_PROMPTS if held_out else COPY_ROWS]
+    return [{"prompt": "".join(p) + ">", "answer": "".join(a), "source": "copy"} for p, a in shown]
+
+
+def untrained_folder(seed: int, note: Callable[[str], None] = lambda _: None) -> Path:
+    """The model for a seed before its warm start."""
+    recipe = hashlib.sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()[:10]
+    return cached_model(f"untrained-{recipe}-seed{seed}", lambda folder: make_model(folder, seed, steps=0, note=note))
 
 
 def model_folder(seed: int, note: Callable[[str], None] = lambda _: None) -> Path:

@@ -58,21 +58,24 @@ class Machines:
         control_tokens: dict[int, float] | None = None,
         share_prompts: bool = True,
         newest: SavedCheckpoint | None = None,
+        policy=FakePolicy,
+        make_rows=make_dataset,
+        samples: int = 1,
     ):
         self.events: list[str] = []
         self.config = make_config(tmp_path, *overrides)
         self.run_directory = RunDirectory(self.config)
         self.rollout, self.rewards = rollout(self.events), FakeRewards()
         self.rollout.in_flight = self.config.pipeline.in_flight
-        self.policy, self.progress = FakePolicy(self.events, self.rollout), FakeProgress()
+        self.policy, self.progress = policy(self.events, self.rollout), FakeProgress()
         self.critic, self.reference = FakeCritic(self.events), FakeReference(self.events, self.policy)
         self.tracking = Tracking(
             self.config, self.run_directory.path, self.progress.note, self.run_directory.record_event
         )
         self.trainer = Trainer(
             self.config,
-            train=make_dataset(10),
-            evals=[HeldOutSet(name, make_dataset(6, source=name).prompts) for name in ("easy", "hard")[:evals]],
+            train=make_rows(10),
+            evals=[HeldOutSet(name, make_rows(6, source=name).prompts, samples) for name in ("easy", "hard")[:evals]],
             rollout=self.rollout,
             rewards=self.rewards,
             policy=self.policy,

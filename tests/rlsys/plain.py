@@ -365,6 +365,7 @@ LOSSES: dict[str, Callable[..., Pair]] = {
     "sapo": sapo,
     "dppo_tv": dppo_tv,
     "reinforce": reinforce,
+    "nll": reinforce,  # whose advantages are 1 then
 }
 
 

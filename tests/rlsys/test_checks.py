@@ -165,7 +165,10 @@ from rlsys.pipeline import SyncSchedule
         ("run.seed=-1", ["run.seed is -1"]),
         ("algorithm.advantage=gpro", ["`gpro`", "known: grpo", "gae, or module:function", "Did you mean `grpo`?"]),
         ("algorithm.advantage=gea", ["`gea`", "Did you mean `gae`?"]),
-        ("algorithm.loss=ppo", ["`ppo`", "known: ppo_clip", "reinforce, or module:function", "PPO's loss is ppo_clip"]),
+        (
+            "algorithm.loss=ppo",
+            ["`ppo`", "known: ppo_clip", "reinforce, nll, or module:function", "PPO's loss is ppo_clip"],
+        ),
         ("algorithm.advantage=GRPO", ["`GRPO`", "Did you mean `grpo`?"]),
         ("algorithm.advantage=Gea", ["`Gea`", "Did you mean `gae`?"]),
         ("algorithm.advantage=PPO", ["`PPO`", "PPO is algorithm.advantage gae"]),
@@ -386,7 +389,7 @@ from rlsys.pipeline import SyncSchedule
         ("cluster.device=gpu sync.transport=nccl cluster.placement=colocated", ["nccl", "use cuda_ipc"]),
         (
             "model.path=builtin:huge",
-            ["builtin:huge", "builtin:tiny, builtin:two_modes, builtin:guess, builtin:calculator"],
+            ["builtin:huge", "builtin:tiny, builtin:untrained, builtin:two_modes, builtin:guess, builtin:calculator"],
         ),
         ("model.path=./no_model", ["no_model/config.json does not exist"]),
         ("data.train=gone.jsonl", ["data.train: gone.jsonl does not exist", "from /"]),

@@ -5,7 +5,7 @@ import pytest
 
 from rlsys.checks import load_checked
 from rlsys.checks.notes import find_notes
-from rlsys.config.derived import correction_method
+from rlsys.config.derived import correction_method, is_supervised
 from rlsys.config.loading import load_config
 from rlsys.config.schema import Config
 from rlsys.errors import ConfigError
@@ -66,5 +66,6 @@ TINY = [p for p in CONFIGS if not p.stem.endswith("_gpu") and p.stem != "gemma3_
 @pytest.mark.parametrize("path", TINY, ids=lambda path: path.stem)
 def test_the_tiny_recipes_train_on_as_many_samples(path):
     config = load_checked(path)
-    assert config.trainer.prompts_per_step * config.trainer.samples_per_prompt == 512
+    samples = config.trainer.prompts_per_step * config.trainer.samples_per_prompt
+    assert samples == (64 if is_supervised(config) else 512)
     assert config.model.path in BUILTIN_MODELS

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rlsys.algorithms import corrections, kl, losses
-from rlsys.config.derived import correction_method, kl_estimator, weighs_tokens_alone
+from rlsys.config.derived import correction_method, is_supervised, kl_estimator, weighs_tokens_alone
 from rlsys.config.methods import LOSSES
 from rlsys.config.options import reject_unused_options, select_options
 from rlsys.config.plugins import load_function
@@ -35,6 +35,7 @@ class Objective:
         self.correction_options = select_options(self.correction, config.correction) if self.correction else {}
         self.kl = kl.ESTIMATORS[kl_estimator(config)]
         self.by_token = weighs_tokens_alone(config)
+        self.sampled = not is_supervised(config)  # by engines, whose log-probs are compared
 
     def start_minibatch(self, kl_coef: float) -> None:
         """Resets the sums."""
@@ -58,7 +59,7 @@ class Objective:
         if pack.samples:
             policy, weight = terms.policy, terms.correction
             self.add(loss=total, clip_low=policy.clipped_low, clip_high=policy.clipped_high)
-            self.add_mismatch((terms.old - columns.rollout).abs())
+            self.add_mismatch((terms.old - columns.rollout).abs() * self.sampled)
             if terms.kl is not None:
                 self.add(kl=terms.kl)
             if weight is not None:

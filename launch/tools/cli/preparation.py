@@ -56,9 +56,17 @@ def init(model: str | None, data: str | None, gpus: int | None, **options: Any) 
 @click.command()
 @OPTIONAL_CONFIG
 @OVERRIDES
-@click.option("--show", is_flag=True, help="Also print the first prompt of each data set, as the model gets it.")
+@click.option(
+    "--show",
+    type=click.IntRange(0),
+    is_flag=False,
+    flag_value=1,
+    default=0,
+    metavar="[N]",
+    help="Also print the first N prompts (1) of each data set, as the model gets them, and what supervised training learns.",
+)
 @click.option("--options", "list_options", is_flag=True, help="List every option with its default instead.")
-def validate(config: str | None, overrides: tuple[str, ...], show: bool, list_options: bool) -> None:
+def validate(config: str | None, overrides: tuple[str, ...], show: int, list_options: bool) -> None:
     """Checks CONFIG and prints the batch arithmetic. Starts nothing."""
     from launch.tools import validate as tool
 

@@ -3,7 +3,10 @@
 from rlsys.config.derived import (
     MEAN_OF_SEQUENCES,
     correction_method,
+    evaluated_samples,
+    has_engines,
     has_reference_worker,
+    is_supervised,
     kl_estimator,
     max_new_tokens,
     policy_is_reference,
@@ -20,6 +23,17 @@ def batch_rows(c: Config) -> list[tuple[str, str, int]]:
     t, new = c.trainer, c.rollout.max_new_tokens
     samples = t.prompts_per_step * t.samples_per_prompt
     per_update, updates = samples // t.updates_per_step, t.updates_per_step * t.epochs_per_step
+    update_rows: list[tuple[str, str, int]] = [
+        ("updates per step", f"{t.updates_per_step} updates x {t.epochs_per_step} epochs", updates),
+        ("updates in all", f"{t.steps} steps x {updates} updates", t.steps * updates),
+    ]
+    if is_supervised(c):
+        rows_per_update = f"{samples} rows / {t.updates_per_step} updates_per_step"
+        return [
+            ("rows per step", "trainer.prompts_per_step", samples),
+            ("rows per update", rows_per_update, per_update),
+            *update_rows,
+        ]
     greedy = int(c.algorithm.advantage == "remax")  # one completion more per prompt, scored but not trained on
     per_prompt, per_engine = t.samples_per_prompt + greedy, -(-t.prompts_per_step // c.rollout.engines)
     completions = f"({t.samples_per_prompt} + 1 greedy)" if greedy else f"{t.samples_per_prompt}"
@@ -33,8 +47,7 @@ def batch_rows(c: Config) -> list[tuple[str, str, int]]:
             per_engine * per_prompt,
         ),
         ("samples per update", f"{samples} samples / {t.updates_per_step} updates_per_step", per_update),
-        ("updates per step", f"{t.updates_per_step} updates x {t.epochs_per_step} epochs", updates),
-        ("updates in all", f"{t.steps} steps x {updates} updates", t.steps * updates),
+        *update_rows,
         (
             f"new tokens per {'round' if rounds else 'step'}, at most",
             f"{t.prompts_per_step} prompts x {completions} x {new}",
@@ -64,14 +77,14 @@ def method_rows(c: Config) -> list[tuple[str, str]]:
     a = c.algorithm
     deviation = f", deviation {a.std}" if a.std else ""
     clip = _set_options(a, "clip_low", "clip_high", "dual_clip", "max_ratio", "tau_pos", "tau_neg")
+    whitened = ", whitened" if a.whiten and a.advantage != "gae" else ""
     rows = [
-        (
-            "advantage",
-            f"{a.advantage}{deviation}{_set_options(a, 'eps')}{', whitened' if a.whiten and a.advantage != 'gae' else ''}",
-        ),
+        ("advantage", f"{a.advantage}{deviation}{_set_options(a, 'eps')}{whitened}"),
         ("loss", a.loss + clip),
         ("token weights", _token_weights(c)),
     ]
+    if is_supervised(c):
+        rows[:2] = [("loss", "nll: supervised, on the answers of the data")]
     if a.control_tokens:
         modes = ", ".join(f"{reward:g} after {text}" for text, reward in a.control_tokens.items())
         rows.append(("right answers", f"{modes}; wrong ones -1"))
@@ -135,9 +148,12 @@ def dataset_rows(c: Config) -> list[tuple[str, str, str, str]]:
     rows = []
     for name, source in c.data.train.items():
         share = f"{source.weight / total:.1%} of the prompts" if source.weight else "every row once an epoch"
-        rows.append(("train", name, share, _reward_sum(source.reward or c.reward.functions)))
+        reward = "none: learns answers" if is_supervised(c) else _reward_sum(source.reward or c.reward.functions)
+        rows.append(("train", name, share, reward))
     for name, held_out in c.eval.datasets.items():
-        samples = c.eval.samples if held_out.samples is None else held_out.samples
+        if not (samples := evaluated_samples(c, held_out)):
+            rows.append(("evaluate", name, "loss on every answer", "none"))
+            continue
         temperature = c.eval.temperature if held_out.temperature is None else held_out.temperature
         how = f"temperature {temperature:g}{_truncation(c)}" if temperature else "greedy"
         reward = _reward_sum(held_out.reward or c.reward.functions)
@@ -159,13 +175,10 @@ def _reward_sum(functions: dict[str, RewardFunction]) -> str:
 
 def process_rows(c: Config) -> list[tuple[str, int, str]]:
     """Returns rows of (role, number of processes, description)."""
+    vllm = f"vLLM, {c.rollout.dtype}, tensor parallel {c.rollout.tensor_parallel}{_threads(c.rollout.threads)}"
+    sampling = [("rollout", c.rollout.engines, vllm), *(_reward_row(service) for service in reward_services(c))]
     rows = [
-        (
-            "rollout",
-            c.rollout.engines,
-            f"vLLM, {c.rollout.dtype}, tensor parallel {c.rollout.tensor_parallel}{_threads(c.rollout.threads)}",
-        ),
-        *(_reward_row(service) for service in reward_services(c)),
+        *(sampling if has_engines(c) else []),
         (
             "policy",
             c.policy.ranks,

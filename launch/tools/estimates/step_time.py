@@ -11,7 +11,7 @@ from launch.tools.estimates.cache import sequence_bytes
 from launch.tools.estimates.devices import GIB, Gpu
 from launch.tools.estimates.engine import kv_cache_bytes, most_sequences
 from launch.tools.estimates.memory import WIDTH, SequenceLengths
-from rlsys.config.derived import policy_is_reference, runs_eagerly, scores_old
+from rlsys.config.derived import is_supervised, policy_is_reference, runs_eagerly, scores_old
 from rlsys.config.schema import Config
 from rlsys.config.transports import TRANSPORTS
 from rlsys.models.cache_blocks import cache_parts
@@ -72,7 +72,8 @@ def estimate_step(
     update_work = work * t.epochs_per_step * (3 - lora + recomputes)
     rank = _speed(gpu, c.policy.dtype, c.policy.threads)
     scoring, training = (SCORING_SHARE, TRAINING_SHARE) if gpu else (1.0, 1.0)
-    phases = {"rollout": _rollout_seconds(c, model, lengths, gpu, mean_completion)}
+    samples = not is_supervised(c)
+    phases = {"rollout": _rollout_seconds(c, model, lengths, gpu, mean_completion) if samples else 0.0}
     phases["score"] = work / (ranks * rank.flops * scoring) if scores_old(c) else 0.0
     if policy_is_reference(c):
         phases["reference"] = work / (ranks * rank.flops * scoring)
@@ -88,8 +89,8 @@ def estimate_step(
     if c.algorithm.advantage == "gae":
         critic_work = work * t.epochs_per_step * (3 + recomputes)
         phases["critic"] = (work + critic_work) / (c.critic.ranks * rank.flops * training)
-    phases["sync"] = sync_bytes(c, model) / TRANSPORTS[c.sync.transport].bytes_per_s
-    if gpu:
+    phases["sync"] = sync_bytes(c, model) / TRANSPORTS[c.sync.transport].bytes_per_s if samples else 0.0
+    if gpu and samples:
         phases["sync"] += SYNC_S + SYNC_TENSOR_S * sync_tensors(model)
     return StepTimes(phases, c.pipeline.max_lag > 0)
 

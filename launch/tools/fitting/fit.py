@@ -183,7 +183,8 @@ def use_of_host(c: Config, processes: dict[str, ProcessMemory], layout: ClusterL
     if c.sync.transport != "shared_memory":
         return peaks
     engines = sum(name.startswith("rollout") for name in names)
-    return peaks - engines * processes["rollout"].host.get("sync", {}).get("buckets", 0.0)
+    buckets = processes["rollout"].host.get("sync", {}).get("buckets", 0.0) if engines else 0.0
+    return peaks - engines * buckets
 
 
 def find_process(processes: dict[str, ProcessMemory], worker: str) -> ProcessMemory | None:

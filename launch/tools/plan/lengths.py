@@ -7,6 +7,7 @@ from statistics import fmean
 from launch.tools.estimates.step_time import MEAN_OVER_MAX_LENGTH
 from launch.tools.local_data import PromptLengths, measure_prompts
 from launch.tools.synthetic import CompletionLengths
+from rlsys.config.derived import is_supervised
 from rlsys.config.schema import Config, OverlongConfig
 from rlsys.models.shapes import ModelShape
 from rlsys.runs.directory import read_lines
@@ -89,6 +90,8 @@ def assume_completions(
     if measured:
         longest = min(measured.longest, limit)
         return min(measured.mean, longest), longest, f"as in {run}"
+    if is_supervised(config) and isinstance(prompts := measure_prompts(config), PromptLengths) and prompts.answers:
+        return *prompts.answers, "as in the data"
     mean = max(MEAN_OVER_MAX_LENGTH * limit, 1.0)
     return mean, limit, "half of rollout.max_new_tokens, and all of it"
 

@@ -19,6 +19,7 @@ from launch.tools.plan.longest import MEMORY, LongestSequences
 from launch.tools.plan.offloads import Offload
 from launch.tools.plan.suggestions import Suggestion
 from launch.tools.validate import batch_table
+from rlsys.config.derived import has_engines
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,15 @@ def print_fullest(f: Fit, console: Console) -> None:
         )
         use = f"{format_gib(g.needed)} of {format_gib(g.capacity)} GiB at {g.moment}"
         print_line(console, f"fullest: {', '.join(g.workers)}: {use}, {rest}")
+    if has_engines(f.config):
+        print_cache(f, console)
+    node = max(range(len(f.host_bytes)), key=lambda i: f.host_bytes[i])
+    capacity = f" of {format_gib(f.nodes[node].memory)}" if f.nodes[node].memory else ""
+    use = f"{format_gib(f.host_bytes[node])} GiB{capacity} at most, every process counted whole"
+    print_line(console, f"main memory of node {node}: {use}", "dim")
+
+
+def print_cache(f: Fit, console: Console) -> None:
     longest = f.lengths.longest
     gpu_bytes = min((g.capacity for g in f.gpus), default=0.0)
     room = kv_cache_tokens(f.config, f.model, gpu_bytes, longest)
@@ -119,10 +129,6 @@ def print_fullest(f: Fit, console: Console) -> None:
         print_line(
             console, f"an engine decodes {most} sequences at once, not {asked}: it has no states for more", "yellow"
         )
-    node = max(range(len(f.host_bytes)), key=lambda i: f.host_bytes[i])
-    capacity = f" of {format_gib(f.nodes[node].memory)}" if f.nodes[node].memory else ""
-    use = f"{format_gib(f.host_bytes[node])} GiB{capacity} at most, every process counted whole"
-    print_line(console, f"main memory of node {node}: {use}", "dim")
 
 
 def print_offloads(p: PlanResult, console: Console) -> None:

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dppo_tv truncated": ("dppo_tv", {"max_ratio": 2.0}),
     "dppo_tv two sides": ("dppo_tv", {"clip_low": 0.1, "clip_high": 0.3}),
     "reinforce": ("reinforce", {}),
+    "nll": ("nll", {}),
 }
 
 
