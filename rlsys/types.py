@@ -273,11 +273,7 @@ class Batch:
     dropped_groups: int = 0  # sampled groups that dynamic sampling replaced
     position: int = 0  # in the training data, after this batch
     deferred: tuple[int, ...] = ()  # earlier positions whose prompts come in a later batch
-
-    @property
-    def is_shown(self) -> bool:
-        """True if data showed the samples, in supervised training: nobody sampled or judged them."""
-        return not self.requested
+    is_shown: bool = False  # data showed the samples, in supervised training: nobody sampled or judged them
 
     @property
     def lengths(self) -> NDArray[np.int64]:

@@ -41,6 +41,7 @@ def demonstration_batch(prompts: list[Prompt], version: int) -> Batch:
         groups=np.arange(len(samples)),
         rewards=np.zeros(len(samples), dtype=np.float32),
         components=[{} for _ in samples],
+        is_shown=True,
     )
 
 

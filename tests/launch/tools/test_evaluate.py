@@ -220,6 +220,6 @@ def test_the_built_in_model_is_evaluated_whatever_the_configuration_trains(tmp_p
 def test_an_unknown_built_in_model_is_refused():
     with pytest.raises(
         ConfigError,
-        match="builtin:tinny is no model; the built-in ones are builtin:tiny, builtin:two_modes, builtin:guess, builtin:calculator",
+        match="builtin:tinny is no model; the built-in ones are builtin:tiny, builtin:untrained, builtin:two_modes, builtin:guess, builtin:calculator",
     ):
         find_target_model(EvalOptions("builtin:tinny", "some.yaml"))

@@ -140,16 +140,12 @@ def test_that_option_cannot_change_the_rows_of_a_run_that_has_a_record_of_them(t
         check(make_config(tmp_path, *options, "data.continue_final_message=true"))
 
 
-def test_the_trainer_refuses_rows_in_another_order_and_an_untouched_run_goes_on(tmp_path, monkeypatch):
-    import machines
-
+def test_the_trainer_refuses_rows_in_another_order_and_an_untouched_run_goes_on(tmp_path):
     (tmp_path / "whole").mkdir()
     whole = Machines(tmp_path / "whole", "trainer.steps=4").run()
     Machines(tmp_path, "trainer.steps=2").run()
-    monkeypatch.setattr(machines, "make_dataset", lambda n, **k: make_dataset(n, seed=1, **k))
     with pytest.raises(ConfigError, match=r"the order of the training prompts: .* in another place"):
-        Machines(tmp_path, "trainer.steps=4").run()
-    monkeypatch.undo()
+        Machines(tmp_path, "trainer.steps=4", make_rows=lambda n, **k: make_dataset(n, seed=1, **k)).run()
     (tmp_path / "again").mkdir()
     Machines(tmp_path / "again", "trainer.steps=2").run()
     assert learned(Machines(tmp_path / "again", "trainer.steps=4").run().lines) == learned(whole.lines)
